@@ -285,10 +285,10 @@ class ServerSettings(StateSettings):
     """Scopes, by spaces, that bring the claims of ADMIN_OIDC_NAME_CLAIM and ADMIN_OIDC_ROLE_CLAIM into the ID token."""
     console_session_s: int = Field(28_800, ge=300, le=604_800)
     """How long a session of the console lasts, in seconds."""
-    dagster_url: Endpoint | None = None
-    """Where the Dagster UI is, for links."""
     console_job_s: int = Field(7200, ge=60, le=604_800)
     """How long a job that the console starts may take, like another audit of a staged set, in seconds."""
+    dagster_url: Endpoint | None = None
+    """Where the Dagster UI is, for links."""
     max_body_bytes: int = Field(2_097_152, ge=1024)
     """Largest request body accepted, in bytes."""
 

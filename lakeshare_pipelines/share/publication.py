@@ -94,7 +94,7 @@ def pin_publication(
 def prepare_evidence(lake: Lake, ledger: Ledger, rows: Sequence[NewPublication]) -> Sign:
     """Signs the statements of publications in the transaction that numbers them: no number is without one.
 
-    The digests of new files are computed here, before the transaction. Raises StoreError or Unavailable.
+    The digests of new files are computed here, before the transaction. Raises Unavailable.
     """
     return EvidenceWriter.open(lake.publications, ledger.catalog).prepare(rows)
 
@@ -294,9 +294,11 @@ def publish(
         NotAudited: a verdict is missing, failed, or is of another state than `staged.head`.
         BranchMoved: the staging location was written to after its audit.
         Conflict: a table of the set changed on main since the staging location was created.
+        BadRequest, Unavailable: the key that signs evidence cannot be used.
     """
     require_green(contract, staged, verdicts)
     ledger = Ledger(catalog)
+    EvidenceWriter.open(lake.publications, catalog).require_key()
     with lock_set(catalog, contract.name, staged.run_id, lake.settings.lock_wait_s) as lease:
         complete_publications(lake, ledger, contract, lease)
         names = {table.name for table in contract.tables}
@@ -420,6 +422,7 @@ def rollback(lake: Lake, catalog: Catalog, contract: SetContract, table: Table, 
         CatalogConflict: a run of the set is publishing and did not end in time.
     """
     ledger = Ledger(catalog)
+    EvidenceWriter.open(lake.publications, catalog).require_key()
     with lock_set(catalog, contract.name, f"rollback of {table.name}", lake.settings.lock_wait_s) as lease:
         complete_publications(lake, ledger, contract, lease)
         target, oldest = ledger.at(table.name, version), ledger.oldest_readable(table.name)

@@ -1,11 +1,13 @@
 """Signed statements of publications, beside the ledger, and the public keys of this provider."""
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from sqlalchemy import delete, select, update
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from lakeshare_server.catalog.database import Catalog
@@ -96,12 +98,14 @@ class EvidenceStore:
 
     def register(self, key_id: str, public_key: str) -> bool:
         """Adds a public key; returns False, without a change, if it is known."""
-        with self.catalog.writing() as session:
+        with suppress(IntegrityError), self.catalog.writing() as session:  # another process added it
             if session.scalars(select(EvidenceKeyRow).where(EvidenceKeyRow.key_id == key_id)).one_or_none():
                 return False
             row = EvidenceKeyRow(key_id=key_id, public_key=public_key, created_at=datetime.now(UTC))
             session.add(row)
+            session.flush()
             return True
+        return False
 
     def retire(self, key_id: str) -> None:
         """Notes that a key signs no more publications; what it has signed stays valid."""

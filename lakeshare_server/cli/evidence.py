@@ -62,13 +62,17 @@ def export_key(
 
 def _find_public_key(key_id: str | None) -> str:
     from lakeshare_server.catalog import EvidenceStore
+    from lakeshare_server.tables.envelope import has_signing_key
 
     catalog = open_state_catalog()
-    if key_id is None:
+    keys, settings = EvidenceStore(catalog).list_keys(), StateSettings()
+    current = [key for key in keys if key.retired_at is None]
+    if key_id is None and (settings.evidence_key_file or has_signing_key(settings) or not current):
         return _open_writer(catalog).key.public.pem
-    found = [key for key in EvidenceStore(catalog).list_keys() if key.key_id.startswith(key_id)]
+    # Another host signs.
+    found = current if key_id is None else [key for key in keys if key.key_id.startswith(key_id)]
     if len(found) != 1:
-        raise BadRequest("KEY", key_id, f"{len(found)} keys begin so; `lakeshare evidence keys` lists them.")
+        raise BadRequest("KEY", key_id, f"{len(found)} keys are meant; `lakeshare evidence keys` lists them.")
     return found[0].public_key
 
 
@@ -86,13 +90,19 @@ def make_key(
     Send recipients the new public key before the next publication: `lakeshare evidence export`.
     """
     from lakeshare_server.catalog import EvidenceStore
-    from lakeshare_server.tables.envelope import KEY_FILE, load_signing_key, write_signing_key
+    from lakeshare_server.tables.envelope import (
+        KEY_FILE,
+        has_signing_key,
+        load_signing_key,
+        write_signing_key,
+    )
 
     settings, catalog = StateSettings(), open_state_catalog()
     if settings.evidence_key_file is not None and to is None:
         hint = "The key is given as a file: give --to NEW_FILE, then set the variable to it on all hosts."
         raise BadRequest("LAKESHARE_EVIDENCE_KEY_FILE", str(settings.evidence_key_file), hint)
-    old = load_signing_key(settings).public if (settings.state_dir / KEY_FILE).exists() or to else None
+    has_old = settings.evidence_key_file is not None or has_signing_key(settings)
+    old = load_signing_key(settings).public if has_old else None
     path = to or settings.state_dir / KEY_FILE
     try:
         is_written = write_signing_key(path, if_absent=to is not None)
@@ -120,7 +130,7 @@ def sign(
 ) -> None:
     """Sign the publications that have no statement, as those of before an upgrade, or one of them again.
 
-    The digests of files are of the files as they are now; the statement has the time of the signature.
+    Files without a digest in an earlier statement are read as they are now. The statement has the time of signing.
     """
     from lakeshare_server.catalog import Ledger
     from lakeshare_server.tables.evidence import sign_unsigned

@@ -45,6 +45,9 @@ def verify(
         typer.Option(help="PEM file with a public key that the provider gave you; may be repeated."),
     ],
     version: Annotated[int | None, typer.Option(min=0, help="The number; the latest by default.")] = None,
+    at_least: Annotated[
+        int, typer.Option(min=0, help="Refuse a lower number, as the one that you have verified before.")
+    ] = 0,
     files: Annotated[
         bool, typer.Option("--files", help="Download every file and compare its bytes, too.")
     ] = False,
@@ -83,7 +86,9 @@ def verify(
         raise BadRequest("--folder", str(folder), "Give --evidence, too: the file that --save has written.")
     keys = parse_public_keys("--key", key)
     profile, names = _parse_table(table, is_offline=folder is not None)
-    verification = Verification(names, version, published_as or f"{names[1]}.{names[2]}", keys, restricted)
+    verification = Verification(
+        names, version, published_as or f"{names[1]}.{names[2]}", keys, restricted, at_least
+    )
     try:
         if folder is not None and evidence is not None:
             result = verification.verify_folder(evidence, folder)
@@ -174,6 +179,7 @@ class Verification:
     published_as: str
     keys: Sequence[Any]
     restricted: bool
+    at_least: int = 0
 
     def verify_folder(self, evidence: Path, folder: Path) -> VerificationResult:
         """Compares the files of a folder with saved evidence, by their digests, whatever their names."""
@@ -215,8 +221,11 @@ class Verification:
             if evidence is not None:
                 lines: Iterable[bytes] = opened.enter_context(_open_saved(evidence))
             else:
-                lines = opened.enter_context(client.read_evidence(self.names, self.version))
+                response = opened.enter_context(client.read_evidence(self.names, self.version))
+                lines = iterate_lines(response)
             verified = self._read(lines if save is None else _tee(lines, save))
+            if evidence is None:
+                _require_number(response, verified.statement.version)
         result = _make_result(verified)
         with client.query(self.names, self.version) as response:
             _check_response(client, response, verified, result, downloads=downloads)
@@ -226,9 +235,10 @@ class Verification:
         from lakeshare_server.protocol.verification import read_evidence
 
         # The files of a large table are objects that all stay.
-        with gc_disabled():
-            verified = read_evidence(lines, self.keys, accepts_part=self.restricted)
-        verified.statement.require(self.published_as, self.version)
+        with gc_disabled(), _Progress("read the evidence of", None) as progress:
+            counted = progress.count(lines)
+            verified = read_evidence(counted, self.keys, accepts_part=self.restricted)
+        verified.statement.require(self.published_as, self.version, self.at_least)
         return verified
 
 
@@ -248,6 +258,15 @@ def _make_result(verified: "VerifiedEvidence", *, has_response: bool = True) -> 
     )
 
 
+def _require_number(response: "httpx.Response", signed: int) -> None:
+    number = response.headers.get("delta-table-version")
+    if number != str(signed):
+        raise EvidenceRefused(
+            f"The server responds with number {number}, and the evidence is of {signed}. If another number was "
+            "published meanwhile, run it again."
+        )
+
+
 def _check_response(
     client: "SharingClient",
     response: "httpx.Response",
@@ -259,15 +278,14 @@ def _check_response(
     from lakeshare_server.protocol.lines import HEADER, parse_capabilities
     from lakeshare_server.protocol.verification import ResponseCheck, parse_line
 
-    number = response.headers.get("delta-table-version")
-    if number != str(result.number):
-        raise EvidenceRefused(
-            f"The server responds with number {number}, and the evidence is of {result.number}. If another number was "
-            "published meanwhile, run it again."
-        )
+    _require_number(response, result.number)
     formats = parse_capabilities(response.headers.get(HEADER)).response_formats
-    check = ResponseCheck(verified, "delta" if "delta" in formats else "parquet")
-    with _Progress("checked", result.files) as progress, _Downloads(client, result, progress) as queue:
+    response_format = "delta" if "delta" in formats else "parquet"
+    check = ResponseCheck(verified, response_format)
+    with (
+        _Progress("checked", result.files) as progress,
+        _Downloads(client, response_format, result, progress) as queue,
+    ):
         for line in iterate_lines(response):
             found = check.check(parse_line(line))
             if found is None:
@@ -282,8 +300,15 @@ def _check_response(
 class _Downloads:
     """Downloads files beside each other, and compares their bytes with the evidence."""
 
-    def __init__(self, client: "SharingClient", result: VerificationResult, progress: "_Progress") -> None:
-        self._client, self._result, self._progress = client, result, progress
+    def __init__(
+        self,
+        client: "SharingClient",
+        response_format: str,
+        result: VerificationResult,
+        progress: "_Progress",
+    ) -> None:
+        self._client, self._response_format = client, response_format
+        self._result, self._progress = result, progress
         self._pool = ThreadPoolExecutor(DOWNLOADS, "verify")
         self._room = threading.Semaphore(2 * DOWNLOADS)
         self._turn = threading.Lock()
@@ -305,7 +330,8 @@ class _Downloads:
             running.result()
             self._running.remove(running)
         vector = fields.get("deletionVector") or {}
-        url = str(fields.get("url") or fields.get("path"))
+        # Clients of the delta format read the path only, whatever else a line has.
+        url = str(fields.get("path" if self._response_format == "delta" else "url"))
         vector_url = str(vector["pathOrInlineDv"]) if vector.get("storageType") == "p" else None
         self._room.acquire()
         self._running.append(self._pool.submit(self._check, url, vector_url, audited))
@@ -342,7 +368,7 @@ def _shorten_url(url: str) -> str:
 class _Progress:
     """Reports on the terminal's error output what takes longer than two seconds."""
 
-    def __init__(self, verb: str, files: int) -> None:
+    def __init__(self, verb: str, files: int | None) -> None:
         self._verb, self._files = verb, files
         self._done = self._bytes = 0
         self._next_s = time.monotonic() + QUIET_S
@@ -355,14 +381,23 @@ class _Progress:
         if self._is_shown and sys.stderr.isatty():
             typer.echo(err=True)
 
+    def count(self, lines: Iterable[bytes]) -> Iterator[bytes]:
+        """The lines, counted as files."""
+        for line in lines:
+            self.add(0)
+            yield line
+
     def add(self, size: int) -> None:
         self._done += 1
         self._bytes += size
         if time.monotonic() < self._next_s:
             return
         is_terminal = sys.stderr.isatty()
-        share = f"{self._done:,} of {self._files:,} files ({self._done / max(self._files, 1):.0%})"
-        text = f"{self._verb} {share}, {self._bytes / 1e6:,.0f} MB"
+        text = f"{self._verb} {self._done:,} files"
+        if self._files is not None:
+            text = f"{self._verb} {self._done:,} of {self._files:,} files ({self._done / max(self._files, 1):.0%})"
+        if self._bytes:
+            text += f", {self._bytes / 1e6:,.0f} MB"
         typer.echo(f"\r{text}" if is_terminal else text, err=True, nl=not is_terminal)
         self._is_shown = True
         self._next_s = time.monotonic() + (EVERY_S if is_terminal else 10 * EVERY_S)
@@ -388,13 +423,13 @@ class SharingClient:
     plain: "httpx.Client"
 
     @contextmanager
-    def read_evidence(self, names: tuple[str, str, str], version: int | None) -> Iterator[Iterator[bytes]]:
-        """The lines of a table's evidence."""
+    def read_evidence(self, names: tuple[str, str, str], version: int | None) -> "Iterator[httpx.Response]":
+        """The response with a table's evidence."""
         request = self.client.build_request(
             "GET", f"{_table_path(names)}/evidence", params=given(version=version)
         )
         with self._send(self.client, request) as response:
-            yield iterate_lines(response)
+            yield response
 
     @contextmanager
     def query(self, names: tuple[str, str, str], version: int | None) -> "Iterator[httpx.Response]":

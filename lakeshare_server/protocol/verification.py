@@ -22,6 +22,7 @@ from lakeshare_server.tables.hash_tree import (
     hash_leaf,
 )
 
+KINDS = ("protocol", "metaData", "file", "endStreamAction")
 COLUMN_MAPPING = "delta.columnMapping.mode"
 
 
@@ -36,8 +37,8 @@ class Statement:
     depth: int
     key_id: str
 
-    def require(self, table: str, version: int | None) -> None:
-        """Refuses the statement of another table or number than was asked for."""
+    def require(self, table: str, version: int | None, at_least: int = 0) -> None:
+        """Refuses the statement of another table or number than was asked for, or of a number below `at_least`."""
         if self.table.lower() != table.lower():
             raise EvidenceRefused(
                 f"The evidence is of table {self.table}, not of {table}. If the provider shares {self.table} under "
@@ -45,6 +46,10 @@ class Statement:
             )
         if version is not None and self.version != version:
             raise EvidenceRefused(f"The evidence is of number {self.version}, not of {version}.")
+        if self.version < at_least:
+            raise EvidenceRefused(
+                f"The evidence is of number {self.version}, which is older than {at_least}."
+            )
 
     def require_head(self, metadata: Mapping[str, Any], response_format: str) -> None:
         """Refuses a response whose metadata line is not of the table as it was published."""
@@ -208,18 +213,23 @@ class ResponseCheck:
     evidence: VerifiedEvidence
     response_format: str
     seen: set[str] = field(default_factory=set)
+    has_head: bool = False
     is_ended: bool = False
 
     def check(self, line: Mapping[str, Any]) -> tuple[Mapping[str, Any], AuditedFile] | None:
         """The fields of a file's line and its entry; None for the other lines."""
         if self.is_ended:
             raise EvidenceRefused("The response has lines after its end.")
-        if "file" in line:
-            return self._check_file(line["file"])
-        if "metaData" in line:
-            self.evidence.statement.require_head(line["metaData"], self.response_format)
-        elif "endStreamAction" in line:
-            action = line["endStreamAction"] or {}
+        kind, content = next(iter(line.items()), ("", None))
+        if len(line) != 1 or kind not in KINDS or not isinstance(content, Mapping):
+            raise EvidenceRefused(f"The response has a line of the kind {kind!r}, which no snapshot has.")
+        if kind == "file":
+            return self._check_file(content)
+        if kind == "metaData":
+            self.evidence.statement.require_head(content, self.response_format)
+            self.has_head = True
+        elif kind == "endStreamAction":
+            action = content
             if action.get("errorMessage") or action.get("nextPageToken"):
                 raise EvidenceRefused(
                     f"The response is not whole: {action.get('errorMessage') or 'it has pages'}."
@@ -247,7 +257,7 @@ class ResponseCheck:
 
     def finish(self) -> None:
         """Refuses a response that was cut off, or that lacks files of the evidence."""
-        if not self.is_ended:
+        if not self.is_ended or not self.has_head:
             raise EvidenceRefused("The response of the query is cut off: run it again.")
         missing = len(self.evidence.files) - len(self.seen)
         if missing:

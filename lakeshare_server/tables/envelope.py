@@ -124,6 +124,11 @@ def parse_public_keys(option: str, paths: Iterable[Path]) -> list[PublicKey]:
     return keys
 
 
+def has_signing_key(settings: StateSettings) -> bool:
+    """Whether the state folder has a key."""
+    return (settings.state_dir / KEY_FILE).exists()
+
+
 def load_signing_key(settings: StateSettings) -> SigningKey:
     """The key that signs evidence; made in the state folder if none is given or made yet.
 

@@ -8,13 +8,14 @@ import hashlib
 import json
 import logging
 import secrets
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property, lru_cache
-from itertools import islice
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Any, Self
 
@@ -32,7 +33,6 @@ from lakeshare_server.catalog import (
 )
 from lakeshare_server.errors import BadRequest, StoreError, StoreMissing, Unavailable
 from lakeshare_server.locations import LOCAL, S3
-from lakeshare_server.settings import make_private
 from lakeshare_server.storage import Stores
 from lakeshare_server.tables.delta.files import mapping_mode
 from lakeshare_server.tables.envelope import STATEMENT_TYPE, SigningKey, canonical_json, load_signing_key
@@ -47,11 +47,10 @@ from lakeshare_server.tables.hash_tree import (
     make_secret,
 )
 from lakeshare_server.tables.index import (
+    CacheFolder,
     FileIndex,
     IndexHeader,
     index_path,
-    keep_file,
-    new_file,
     share_index,
     write_by_digest,
 )
@@ -66,6 +65,8 @@ IDS = ("id", "parquetId")
 READERS = 8
 PIECE_BYTES = 8 << 20
 LINES_AT_ONCE = 1000
+# Of a file of deletion vectors: lines have the sizes of single vectors.
+NO_SIZE = 0
 # A tree takes 100 bytes for each file.
 OPEN_FILES, OPEN_TREES = 64, 4
 DETAILS, INPUTS, PADDING = "details", "inputs", "padding"
@@ -119,29 +120,45 @@ def describe_file(line: Mapping[str, Any], vector_id: str | None) -> dict[str, A
     return described
 
 
+def _identify(key: str, size: int) -> bytes:
+    return bytes.fromhex(key) + size.to_bytes(8)
+
+
 class ContentDigests:
     """The digests of files: of the publication before for its files, and of the new files as a setting decides."""
 
     def __init__(self, stores: Stores, mode: str, known: "EntryFile | None") -> None:
         self._stores, self._mode = stores, mode
         self._known: dict[bytes, bytes] = {}
-        for batch in () if known is None or mode == "none" else known.batches():
-            for name, digest in (("id", "sha256"), ("vector_id", "vector_sha256")):
-                pairs = zip(batch.column(name).to_pylist(), batch.column(digest).to_pylist(), strict=True)
+        self.new_files = 0
+        if known is None or mode == "none":
+            return
+        # What was looked for in the same way, and not found, is not looked for again.
+        is_same = known.header.digests == mode
+        for batch in known.batches():
+            columns = {name: batch.column(name).to_pylist() for name in batch.schema.names}
+            files = columns["id"], columns["size"], columns["sha256"]
+            vectors = columns["vector_id"], repeat(NO_SIZE), columns["vector_sha256"]
+            for rows in (zip(*files, strict=True), zip(*vectors, strict=False)):
                 self._known |= {
-                    bytes.fromhex(key): bytes.fromhex(found) for key, found in pairs if key and found
+                    _identify(key, size): bytes.fromhex(found or "")
+                    for key, size, found in rows
+                    if key and (found or is_same)
                 }
 
-    def find_all(self, files: Sequence[tuple[str, str | None]], pool: ThreadPoolExecutor) -> list[str | None]:
-        """The digest of each file, given by its id and location; None where it is not known."""
+    def find_all(
+        self, files: Sequence[tuple[str, int, str | None]], pool: ThreadPoolExecutor
+    ) -> list[str | None]:
+        """The digest of each file, given by its id, size and location; None where it is not known."""
         if self._mode == "none":
             return [None] * len(files)
-        keys = [bytes.fromhex(key) if location else b"" for key, location in files]
+        keys = [_identify(key, size) if location else b"" for key, size, location in files]
         new = {
             key: location
-            for key, (_, location) in zip(keys, files, strict=True)
+            for key, (*_, location) in zip(keys, files, strict=True)
             if location and key not in self._known
         }
+        self.new_files += len(new)
         self._known |= zip(new, pool.map(self._find, new.values()), strict=True)
         return [self._known.get(key, b"").hex() or None for key in keys]
 
@@ -174,10 +191,15 @@ class ContentDigests:
 
 @dataclass(frozen=True)
 class EntriesHeader:
-    """What applies to all entries of a file; `details` and `inputs` open commitments of the statement."""
+    """What applies to all entries of a file; `details` and `inputs` open commitments of the statement.
+
+    `digests` is the setting that the digests were looked for with.
+    """
 
     layout: int
     depth: int
+    digests: str
+    table_id: str
     details: str
     inputs: str
 
@@ -231,21 +253,31 @@ def _rows_of(batch: pa.RecordBatch) -> list[dict[str, Any]]:
     return list(batch.select(["entry", "salt", "place"]).to_pylist())
 
 
-def open_entries(files: PublicationFiles, digest: str) -> EntryFile | None:
-    """The entries with this digest, fetched if another host wrote them; None if they are lost or damaged."""
-    path = index_path(files.settings.index_dir, digest)
-    if not path.exists() and files.settings.shared_root is not None:
-        make_private(path.parent)
-        with new_file(path.parent) as scratch:
-            if files.fetch(digest, scratch):
-                keep_file(scratch, path)
-    with suppress(OSError, KeyError, TypeError, ValueError):
-        return _open_entries(path)
-    return None
-
-
 # A file of entries does not change, so an open one serves every request of the process.
 _open_entries = lru_cache(OPEN_FILES)(EntryFile)
+
+
+@lru_cache
+def _open_cache(folder: Path, max_bytes: int) -> CacheFolder[EntryFile]:
+    return CacheFolder(folder, "evidence", max_bytes, EntryFile)
+
+
+def open_entries(files: PublicationFiles, digest: str) -> EntryFile | None:
+    """The entries with this digest, fetched if another host wrote them; None if they are lost or damaged.
+
+    Raises Unavailable: the store does not respond, or the folder cannot be written.
+    """
+    settings = files.settings
+    with suppress(OSError, KeyError, TypeError, ValueError):
+        return _open_entries(index_path(settings.index_dir, digest))
+
+    def fetch(path: Path) -> None:
+        if not files.fetch(digest, path):
+            raise StoreMissing(digest)
+
+    with suppress(StoreMissing):
+        return _open_cache(settings.index_dir / "cache", settings.index_cache_bytes).get((digest,), fetch)
+    return None
 
 
 @lru_cache(OPEN_TREES)
@@ -289,16 +321,20 @@ class EvidenceWriter:
             )
         return key
 
+    def require_key(self) -> None:
+        """Refuses an unusable key before anything is published; raises as `load_signing_key`."""
+        _ = self.key
+
     def prepare(self, news: Sequence[NewPublication]) -> Sign:
         """Writes the entries of publications that are about to be numbered; the result signs their statements.
 
-        Raises StoreError or Unavailable: a new file cannot be read for its digest.
+        Raises Unavailable: a store does not respond.
         """
         prepared, key = {new.table: self._prepare(new) for new in news}, self.key
         return lambda publication: sign_publication(publication, prepared[publication.table], key)
 
     def sign_again(self, publication: Publication) -> Evidence:
-        """Signs a publication that is in the ledger; digests are of the files as they are now."""
+        """Signs a publication that is in the ledger; files without a known digest are read as they are now."""
         if not publication.audited:
             raise BadRequest(
                 "VERSION", publication.version, "It is of a followed table, which no audit has seen."
@@ -320,18 +356,23 @@ class EvidenceWriter:
         index, settings, stores = self._index(new), self.files.settings, self.files.stores
         before = self.store.latest(new.table)
         known = None if before is None else open_entries(self.files, before.entries_digest)
-        digests, salt = ContentDigests(stores, settings.evidence_digests, known), make_secret()
+        table_id = index.header.head.table_id
+        if known is not None and known.header.table_id != table_id:
+            known = None
+        began_s, salt = time.monotonic(), make_secret()
+        digests = ContentDigests(stores, settings.evidence_digests, known)
         padding = derive_salt(salt, PADDING)
         depth = find_depth(index.header.files)
-        header = EntriesHeader(
-            LAYOUT, depth, _describe_publication(new, index, padding), _describe_inputs(new)
-        )
+        texts = _describe_publication(new, index, padding), _describe_inputs(new)
+        header = EntriesHeader(LAYOUT, depth, settings.evidence_digests, table_id, *texts)
         digest, _ = write_by_digest(
             settings.index_dir, lambda path: _write_entries(path, header, index, digests)
         )
         path = index_path(settings.index_dir, digest)
         share_index(stores, settings.shared_root, path)
         root = EntryFile(path).make_tree(padding).root
+        message = "%s: listed %s files for evidence in %.1f s, %s of them read for their digests"
+        _log.info(message, new.table, index.header.files, time.monotonic() - began_s, digests.new_files)
         return PreparedEvidence(index.header, digest, header, salt, root)
 
     def _index(self, new: NewPublication) -> FileIndex:
@@ -367,10 +408,10 @@ def _write_entries(path: Path, header: EntriesHeader, index: FileIndex, digests:
     ):
         for batch in index.batches(NEEDED):
             columns = {name: batch.column(name).to_pylist() for name in NEEDED}
-            files = list(zip(columns["delta_id"], columns["path"], strict=True))
+            files = list(zip(columns["delta_id"], columns["size"], columns["path"], strict=True))
             found = digests.find_all(files, pool)
             # Many files share the file of their vectors: its location is its identity.
-            vectors = [(digest_text(path or ""), path) for path in columns["dv_path"]]
+            vectors = [(digest_text(path or ""), NO_SIZE, path) for path in columns["dv_path"]]
             vector_digests = digests.find_all(vectors, pool)
             rows = zip(*columns.values(), strict=True)
             entries = [
@@ -379,7 +420,7 @@ def _write_entries(path: Path, header: EntriesHeader, index: FileIndex, digests:
             ]
             random = secrets.token_bytes(SALT_BYTES * len(files))
             salts = [random[start : start + SALT_BYTES] for start in range(0, len(random), SALT_BYTES)]
-            ids = [key if location else None for key, location in vectors]
+            ids = [key if location else None for key, _, location in vectors]
             values = columns["delta_id"], columns["size"], entries, salts, list(islice(places, len(files)))
             arrays = [
                 pa.array(value, field.type)

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import Browser, sync_playwright
 
 from lakeshare_pipelines.demo.processes import free_port, sharing_server
+from lakeshare_pipelines.file_lock import hold_lock
 from lakeshare_pipelines.nessie.server import nessie_for, nessie_status, stop_nessie
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark.jars import find_packaged_java
@@ -29,10 +31,13 @@ from tests.builders.spark_apart import run_command, use_driver
 from tests.integration.s3_server import S3Server
 
 ROOT = Path(__file__).parents[2]
+# Of Chromium.
+BROWSERS = ("chromium", "chromium-browser", "google-chrome-stable")
 BIN = Path(sys.executable).parent
 # The demo takes two minutes alone, and eight beside two other workers that start a Spark of their own.
 COMMAND_S = 1100
 NESSIE_POLL_S = 0.5
+APT_S = 500
 
 
 @dataclass(frozen=True)
@@ -177,3 +182,35 @@ def table(request: pytest.FixtureRequest) -> ServedTable:
     store, name = request.param
     served: Served = request.getfixturevalue(f"hostile_{store}")
     return served.table(name)
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """The path of a Chromium; installed by apt where that can be."""
+    found = _find_browser()
+    if found is None and os.geteuid() == 0 and shutil.which("apt-get"):
+        # One worker installs it, and the others find it.
+        with hold_lock(Path(tempfile.gettempdir()) / "lakeshare-chromium" / "lock", wait_s=APT_S):
+            found = _find_browser() or _install_browser()
+    if found is None:
+        pytest.skip("NO BROWSER: the pages were not looked at. Install chromium (apt-get install chromium).")
+    return found
+
+
+def _find_browser() -> str | None:
+    return next((path for path in map(shutil.which, BROWSERS) if path), None)
+
+
+def _install_browser() -> str | None:
+    for command in (["update"], ["install", "-y", "--no-install-recommends", "chromium"]):
+        subprocess.run(["apt-get", "-qq", *command], check=True, timeout=APT_S)
+    return _find_browser()
+
+
+@pytest.fixture(scope="module")
+def browser(chromium: str) -> Iterator[Browser]:
+    arguments = ["--no-sandbox", "--disable-background-networking", "--disable-gpu"]
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=chromium, args=arguments)
+        yield running
+        running.close()

@@ -36,8 +36,9 @@ from lakeshare_server.catalog import (
     apply_shares,
 )
 from lakeshare_server.cli.verify import Verification, open_client
+from lakeshare_server.errors import Unavailable
 from lakeshare_server.settings import ServerSettings
-from lakeshare_server.tables.envelope import load_signing_key
+from lakeshare_server.tables.envelope import KEY_FILE, load_signing_key
 from lakeshare_server.tables.evidence import EvidenceWriter
 from tests.builders.iceberg_rest import rest_catalog
 from tests.builders.main_state import main_state, rows_at_each_step, rows_on_main
@@ -374,6 +375,12 @@ def a_rollback_is_a_new_number_that_shows_old_rows(published_set: PublishedSet) 
     published_set.deliver(MONDAY, orders(MONDAY, 1))
     published = published_set.publish(*published_set.staged_and_green(MONDAY))
     assert [p.version for p in published] == [3, 3]
+    key, before = lake.settings.state_dir / KEY_FILE, published_set.seen()
+    key.chmod(0o644)
+    with pytest.raises(Unavailable, match=r"evidence key .* has mode 644"):
+        rollback(lake, catalog, contract, table, 2)
+    assert published_set.seen() == before
+    key.chmod(0o600)
     back = rollback(lake, catalog, contract, table, 2)
     assert (back.version, back.rows, back.rollback_of) == (4, 9, 2)
     assert EvidenceStore(catalog).find(table.name, back.version) is not None

@@ -16,7 +16,7 @@ from tests.builders.administration import Administered, an_administered_server
 # What takes more than the role auditor, which opens all other pages.
 STEWARD_PAGES = {"/recipients/{recipient}/as/{share}/{schema}/{table}", "/drift"}
 OPEN = {("GET", "/sign-in"), ("POST", "/sign-in"), ("GET", "/sign-in/issuer"), ("GET", "/sign-in/callback")}
-ANY_ROLE = {("POST", "/sign-out")}
+ANY_ROLE = {("POST", "/sign-out"), ("POST", "/audit/verify")}
 CALLS = sorted(
     {
         (method, route.path)
@@ -66,6 +66,7 @@ def test_every_call_takes_a_session_and_a_role(server: Administered) -> None:
                 method, fill(path), data={"form_token": token} if method == "POST" else None
             )
             if (method, path) in ANY_ROLE:
+                assert answer.status_code == 303, path
                 auditor, token = signed_in(server, "auditor")
             elif method == "POST" or path in STEWARD_PAGES:
                 assert answer.status_code == 403, path

@@ -3,12 +3,13 @@
 import json
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from pyroaring import BitMap64
 
 from lakeshare_server.catalog import Ledger, Publication
 from lakeshare_server.catalog.credentials import issue_token
@@ -16,8 +17,15 @@ from lakeshare_server.catalog.sharing import create_recipient, editing, grant
 from lakeshare_server.cli.verify import ServerRefused, Verification, VerificationResult, open_client
 from lakeshare_server.errors import BadRequest, EvidenceRefused
 from lakeshare_server.storage import Stores
+from lakeshare_server.tables import TableSnapshot, read_iceberg
 from lakeshare_server.tables.envelope import PublicKey, SigningKey, load_signing_key, write_signing_key
 from lakeshare_server.tables.evidence import ContentDigests, EvidenceWriter
+from lakeshare_server.tables.iceberg.deletes import (
+    INLINE_BYTES,
+    add_vector_feature,
+    vector_columns,
+    vector_of,
+)
 from lakeshare_server.tables.publications import PublicationFiles
 from tests.builders.commands import Runner
 from tests.builders.credentials import OAUTH
@@ -90,6 +98,19 @@ def sign(provider: Provider, publication: Publication) -> None:
     EvidenceWriter.open(files, provider.catalog).sign_again(publication)
 
 
+def with_deletes(provider: Provider, folder: Path) -> TableSnapshot:
+    """An Iceberg table with a deletion vector in the line of a file, and one in a file of its own."""
+    state, vectors = an_iceberg_table(folder).state(), provider.settings.vectors_dir
+    pins = state.metadata_location, state.snapshot_id
+    snapshot = read_iceberg(*pins, vectors, Stores(provider.settings))
+    deleted = {0: vector_of(BitMap64([1])), 1: vector_of(BitMap64(range(0, 16 * INLINE_BYTES, 2)))}
+    columns = vector_columns(deleted, snapshot.files.num_rows, vectors)
+    files = snapshot.files
+    for name, values in columns.items():
+        files = files.append_column(name, values)
+    return replace(snapshot, files=files, head=add_vector_feature(snapshot.head, columns))
+
+
 @pytest.fixture(scope="module")
 def lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedLake]:
     folder = tmp_path_factory.mktemp("evidence")
@@ -101,9 +122,10 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedLake]:
     second = provider.publish_delta("lake.flights", table)
     sign(provider, second)
     sign(provider, provider.publish_iceberg("lake.iceberg", an_iceberg_table(folder / "iceberg").state()))
+    sign(provider, provider.publish("lake.deletes", with_deletes(provider, folder / "deletes")))
     provider.publish_delta("lake.unsigned", a_delta_table(folder / "unsigned"))
     provider.follow("lake.followed", a_delta_table(folder / "followed"))
-    names = ("flights", "iceberg", "unsigned", "followed")
+    names = ("flights", "iceberg", "deletes", "unsigned", "followed")
     provider.share(*(f"lake.{name}" for name in names), history=True)
     token = provider.recipient("all")
     part = provider.recipient("part")
@@ -248,15 +270,23 @@ def test_a_recipient_with_a_rule_verifies_its_part_and_learns_nothing_of_the_res
         as_part(lake, restricted=False)
 
 
+def published_paths(lake: SharedLake, table: str) -> Iterator[str]:
+    return published_values(lake, table, "path")
+
+
 def published_files(lake: SharedLake) -> Iterator[str]:
+    return published_values(lake, "lake.flights", "delta_id")
+
+
+def published_values(lake: SharedLake, table: str, column: str) -> Iterator[str]:
     ledger, files = (
         Ledger(lake.provider.catalog),
         PublicationFiles.open(Stores(lake.provider.settings), lake.provider.settings),
     )
-    publication = ledger.latest("lake.flights")
+    publication = ledger.latest(table)
     assert publication is not None
     for batch in files.index(publication).batches():
-        yield from batch.column("delta_id").to_pylist()
+        yield from batch.column(column).to_pylist()
 
 
 def change_entry(name: str, value: Any) -> Callable[[str, Lines], Lines]:
@@ -306,6 +336,44 @@ def test_a_changed_line_of_a_file_is_refused(lake: SharedLake, change: str) -> N
         lake.verify(Lie(lie))
 
 
+def test_deletes_are_compared_in_lines_and_in_files(lake: SharedLake) -> None:
+    names = ("flights", "lake", "deletes")
+    assert lake.verify(names=names).is_full
+
+    def change_vector(kind: str, lines: Lines) -> Lines:
+        for line in lines if kind == "query" else []:
+            vector = (
+                line.get("file", {}).get("deltaSingleAction", {}).get("add", {}).get("deletionVector", {})
+            )
+            if vector.get("storageType") == "i":
+                vector["pathOrInlineDv"] = vector["pathOrInlineDv"][::-1]
+        return lines
+
+    with pytest.raises(EvidenceRefused, match="another size, partition, statistics or deletes"):
+        lake.verify(Lie(change_vector), names=names)
+    [vector] = lake.provider.settings.vectors_dir.glob("*.bin")
+    content = vector.read_bytes()
+    try:
+        vector.write_bytes(content[:-1] + b"x")
+        with pytest.raises(EvidenceRefused, match=r"deletes in .* are not those that were signed"):
+            lake.verify(names=names)
+    finally:
+        vector.write_bytes(content)
+
+
+def test_the_field_that_clients_read_is_the_one_that_is_verified(lake: SharedLake) -> None:
+    def swap_paths(kind: str, lines: Lines) -> Lines:
+        adds = [
+            line["file"]["deltaSingleAction"]["add"] for line in lines if kind == "query" and "file" in line
+        ]
+        for add, other in zip(adds, [each["path"] for each in reversed(adds)], strict=True):
+            add["url"], add["path"] = add["path"], other
+        return lines
+
+    with pytest.raises(EvidenceRefused, match=r"bytes of .* are not those that were signed"):
+        lake.verify(Lie(swap_paths), names=("flights", "lake", "deletes"))
+
+
 @pytest.mark.parametrize("field", ["id", "schemaString", "partitionColumns"])
 def test_a_changed_head_is_refused(lake: SharedLake, field: str) -> None:
     def lie(kind: str, lines: Lines) -> Lines:
@@ -317,6 +385,19 @@ def test_a_changed_head_is_refused(lake: SharedLake, field: str) -> None:
 
     with pytest.raises(EvidenceRefused, match="of the response is not what was signed"):
         lake.verify(Lie(lie))
+
+
+def test_lines_of_other_kinds_and_a_missing_head_are_refused(lake: SharedLake) -> None:
+    def without_head(kind: str, lines: Lines) -> Lines:
+        return [line for line in lines if kind != "query" or "metaData" not in line]
+
+    def with_another(kind: str, lines: Lines) -> Lines:
+        return [*lines[:2], {"add": lines[2]["file"]}, *lines[2:]] if kind == "query" else lines
+
+    with pytest.raises(EvidenceRefused, match="cut off"):
+        lake.verify(Lie(without_head))
+    with pytest.raises(EvidenceRefused, match="kind 'add'"):
+        lake.verify(Lie(with_another))
 
 
 def cut_last_line(kind: str) -> Callable[[str, Lines], Lines]:
@@ -361,14 +442,25 @@ def test_keys_are_listed_for_recipients_only(lake: SharedLake) -> None:
     assert key["retiredAt"] is None
 
 
-def test_only_new_files_are_read_for_a_digest(lake: SharedLake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_file_is_read_once_for_a_digest(lake: SharedLake, monkeypatch: pytest.MonkeyPatch) -> None:
     read, digest = list[str](), ContentDigests._read
     monkeypatch.setattr(ContentDigests, "_read", lambda *given: (read.append(given[1]), digest(*given))[1])
-    publication = Ledger(lake.provider.catalog).latest("lake.flights")
+    publication = Ledger(lake.provider.catalog).latest("lake.iceberg")
     assert publication is not None
-    sign(lake.provider, publication)
-    assert read == []
-    assert lake.verify().is_full
+    for mode, times in (("local", 0), ("none", 0), ("local", 1), ("local", 0), ("read", 0)):
+        read.clear()
+        settings = lake.provider.settings.model_copy(update={"evidence_digests": mode})
+        sign(replace(lake.provider, settings=settings), publication)
+        assert len(read) == times * publication.files, mode
+    [lost, *_] = paths = [Path(path) for path in published_paths(lake, "lake.iceberg")]
+    lost.rename(lost.with_suffix(".moved"))
+    for mode, times in (("none", 0), ("local", 1), ("local", 0), ("read", 1)):
+        read.clear()
+        settings = lake.provider.settings.model_copy(update={"evidence_digests": mode})
+        sign(replace(lake.provider, settings=settings), publication)
+        assert len(read) == (times * len(paths) if mode == "local" else times), mode
+    lost.with_suffix(".moved").rename(lost)
+    assert lake.verify(names=ICEBERG).sizes == 1
 
 
 def test_the_command_verifies_online_and_offline(
@@ -402,7 +494,10 @@ def test_the_command_verifies_online_and_offline(
     refused = run.ended(*offline, "--json")
     assert refused.code == 1
     assert "1 of the files that were signed are not in" in json.loads(refused.output)["refusal"]
-    assert "evidence is of number" in run.ended(*offline, "--version", "0").errors
+    assert "evidence is of number 1, not of 0" in run.ended(*offline, "--version", "0").errors
+    assert (
+        "of number 1, which is older than 2" in run.ended("verify", table, *options, "--at-least", "2").errors
+    )
     for wrong in ("--folder", str(downloads)), ("--key", str(tmp_path / "none")):
         assert run.ended("verify", table, *options, *wrong).code == 1
 

@@ -26,7 +26,7 @@ from lakeshare_server.routes.context import AppState, AppStateDep, AuditRecordDe
 from lakeshare_server.routes.errors import add_error_responses
 from lakeshare_server.settings import CONSOLE_PATH
 
-PARTS = (session, publications, shares, recipients, quality, audit, backups, system, jobs)
+PARTS = (session, publications, quality, shares, recipients, audit, backups, system, jobs)
 
 entrance = APIRouter()
 

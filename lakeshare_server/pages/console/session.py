@@ -35,8 +35,8 @@ from lakeshare_server.settings import CONSOLE_PATH, ServerSettings
 FORM_TOKEN = "form_token"  # noqa: S105 - the name of a field
 MAX_FIELDS = 1000
 SAME_SITE = ("same-origin", "none")
-# The parts of paths that name the object of a request in the audit log.
-OBJECTS = ("share", "recipient", "group", "table", "reference", "backup")
+# The parts of paths that name the object of a request in the audit log: a table in its share, or else one object.
+OBJECTS = (("share", "schema", "table"), ("recipient",), ("group",), ("table",), ("reference",), ("backup",))
 # What a page reports after a change, by the query's `done`: texts of the URL are never shown.
 DONE = {
     "created": "Created.",
@@ -141,8 +141,7 @@ def authorize(permission: Permission) -> Callable[[Request], ConsoleRequest]:
         app_state: AppState = http_request.app.state.app_state
         audit_record: AuditRecord = http_request.state.audit_record
         audit_record.action = f"console_{http_request.scope['endpoint'].__name__}"
-        names = [http_request.path_params[name] for name in OBJECTS if name in http_request.path_params]
-        audit_record.object_name = ".".join(names) or None
+        audit_record.object_name = _find_object(http_request.path_params)
         session = app_state.console_sessions.open(http_request.cookies.get(COOKIE))
         administrator = app_state.console_sessions.administrator(session)
         audit_record.principal = administrator.name
@@ -150,6 +149,13 @@ def authorize(permission: Permission) -> Callable[[Request], ConsoleRequest]:
         return ConsoleRequest(http_request, app_state, administrator, session)
 
     return authenticate
+
+
+def _find_object(named: Mapping[str, str]) -> str | None:
+    for names in OBJECTS:
+        if names[0] in named:
+            return ".".join(named[name] for name in names if name in named)
+    return None
 
 
 def with_form(permission: Permission) -> Callable[..., Awaitable[ConsoleRequest]]:

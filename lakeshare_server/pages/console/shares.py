@@ -26,7 +26,8 @@ from lakeshare_server.tables.predicates import Predicate
 from lakeshare_server.text_fields import TEXT_FIELDS
 
 # Indexes that were not read since the last change of the catalog are opened first.
-MEASURE_S, MEASURED_AT_ONCE = 0.12, 10
+MEASURE_S = 0.12
+AT_ONCE = 8
 
 router = APIRouter()
 
@@ -198,8 +199,7 @@ async def try_rule(request: PageDep, share: str) -> Response:
     problem, effects = None, list[RuleEffect]()
     if text:
         try:
-            rule = parse_rule(text)
-            effects = await _measure_some(request, tables.items, rule)
+            effects = await _measure_some(request, tables.items, parse_rule(text))
         except BadRequest as error:
             problem = str(error)
     following = tables.next
@@ -210,25 +210,25 @@ async def try_rule(request: PageDep, share: str) -> Response:
     )
 
 
-async def _measure_some(
-    request: ConsoleRequest, entries: Sequence[states.SharedTable], rule: Predicate
-) -> list[RuleEffect]:
-    """The effects on the first tables, on as many as can be measured in `MEASURE_S`."""
-    effects, ends_at = list[RuleEffect](), time.monotonic() + MEASURE_S
-    for start in range(0, len(entries), MEASURED_AT_ONCE):
-        some = entries[start : start + MEASURED_AT_ONCE]
-        effects += await asyncio.gather(*(_measure(request, entry, rule) for entry in some))
-        if time.monotonic() > ends_at:
-            break
-    return effects
-
-
 def _find_objects(
     request: ConsoleRequest, share: str
 ) -> tuple[states.Share, overviews.Page[states.SharedTable]]:
     with request.app_state.catalog.reading() as session:
         state = states.get_share(session, share)
         return state, overviews.find_objects(session, share, after=request.query("after"))
+
+
+async def _measure_some(
+    request: ConsoleRequest, entries: Sequence[states.SharedTable], rule: Predicate
+) -> list[RuleEffect]:
+    """The effects on the first tables, on as many as can be measured in `MEASURE_S`, and at least on `AT_ONCE`."""
+    effects, ends_at = list[RuleEffect](), time.monotonic() + MEASURE_S
+    for first in range(0, len(entries), AT_ONCE):
+        some = entries[first : first + AT_ONCE]
+        effects += await asyncio.gather(*(_measure(request, entry, rule) for entry in some))
+        if time.monotonic() > ends_at:
+            break
+    return effects
 
 
 async def _measure(request: ConsoleRequest, entry: states.SharedTable, rule: Predicate) -> RuleEffect:

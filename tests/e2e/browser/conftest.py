@@ -1,20 +1,16 @@
 """Debian's Chromium, driven by Playwright; what it showed is kept in `screenshots/` beside this file."""
 
-import os
-import shutil
-import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from axe_playwright_python.base import AXE_SCRIPT
-from playwright.sync_api import Browser, ConsoleMessage, Error, Page, ViewportSize, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Error, Page, ViewportSize
 
 from tests.builders.offered_lake import OfferedLake, an_offered_lake
 
 SHOTS = Path(__file__).parent / "screenshots"
-NAMES = ("chromium", "chromium-browser", "google-chrome-stable")
 DESKTOP, PHONE = ViewportSize(width=1280, height=860), ViewportSize(width=390, height=844)
 LOOKS = {"light": ("light", DESKTOP), "dark": ("dark", DESKTOP), "phone": ("light", PHONE)}
 # In the dark the same elements have other colours; on a phone, the same.
@@ -23,32 +19,6 @@ AXE_OPTIONS: Mapping[str, Mapping[str, object]] = {
     "light": {"resultTypes": ["violations"]},
     "dark": {"resultTypes": ["violations"], "runOnly": {"type": "rule", "values": COLOUR_RULES}},
 }
-
-
-@pytest.fixture(scope="session")
-def chromium() -> str:
-    """The path of a Chromium; installed by apt where that can be."""
-    found = _found()
-    if found is None and os.geteuid() == 0 and shutil.which("apt-get"):
-        for command in (["update"], ["install", "-y", "--no-install-recommends", "chromium"]):
-            subprocess.run(["apt-get", "-qq", *command], check=True, timeout=500)
-        found = _found()
-    if found is None:
-        pytest.skip("NO BROWSER: the pages were not looked at. Install chromium (apt-get install chromium).")
-    return found
-
-
-def _found() -> str | None:
-    return next((path for path in map(shutil.which, NAMES) if path), None)
-
-
-@pytest.fixture(scope="module")
-def browser(chromium: str) -> Iterator[Browser]:
-    arguments = ["--no-sandbox", "--disable-background-networking", "--disable-gpu"]
-    with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=chromium, args=arguments)
-        yield running
-        running.close()
 
 
 @pytest.fixture(scope="module")

@@ -92,6 +92,12 @@ def test_a_table_is_shared_read_rotated_and_revoked(
     page.goto(f"{lake.root}/console/recipients/winter-lab")
     page.get_by_role("button", name="Revoke winter-lab").click()
     expect(page.get_by_role("status")).to_contain_text("Revoked")
+    page.goto(f"{lake.root}/console/audit?principal=ann")
+    for action in ("create_share", "add_table", "create_recipient", "grant", "invite", "revoke_recipient"):
+        expect(
+            page.get_by_role("link", name=action, exact=True).or_(page.get_by_text(action, exact=True)).first
+        ).to_be_visible()
+    seen("console-audit")
     page.get_by_role("button", name="Sign out").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("Sign in to the console")
     seen("console-sign-in")
@@ -107,6 +113,15 @@ PAGES = {
     "recipients": "recipients",
     "groups": "groups",
     "drift": "drift",
+    "publications": "publications",
+    "publication": "publications/lake.flights/2",
+    "numbers": "publications/lake.flights",
+    "compare": "publications/lake.flights/compare?from=1&to=2",
+    "rollback": "publications/lake.flights/1/rollback",
+    "quality": "quality",
+    "backups": "backups",
+    "system": "system",
+    "jobs": "jobs",
     "refused": "recipients/nobody",
 }
 

@@ -9,7 +9,7 @@ import pytest
 
 from lakeshare_server.catalog import EvidenceStore, FollowedTables, Ledger
 from lakeshare_server.errors import EvidenceRefused
-from lakeshare_server.tables.envelope import PublicKey, open_envelope, parse_public_keys
+from lakeshare_server.tables.envelope import KEY_FILE, PublicKey, open_envelope, parse_public_keys
 from lakeshare_server.tables.hash_tree import commit_text
 from tests.builders.commands import Runner, a_state_folder
 from tests.builders.lake_tables import a_delta_table
@@ -72,7 +72,13 @@ def test_a_given_key_is_replaced_by_a_file_for_all_hosts(
     assert open_envelope(envelope_of(provider), [shared])[1].key_id == shared.key_id
     assert "give --to" in run.ended("evidence", "new-key").errors
     assert "The file exists" in run.ended("evidence", "new-key", "--to", str(tmp_path / "shared.key")).errors
-    assert exported(run, tmp_path / "same.pem").key_id == shared.key_id
+    run("evidence", "new-key", "--to", str(tmp_path / "next.key"))
+    retired = {key.key_id: key.retired_at is not None for key in EvidenceStore(provider.catalog).list_keys()}
+    assert retired.pop(shared.key_id)
+    # A host that does not sign exports the key of those that do, and makes none.
+    monkeypatch.delenv("LAKESHARE_EVIDENCE_KEY_FILE")
+    assert {exported(run, tmp_path / "same.pem").key_id: False} == retired
+    assert not (provider.settings.state_dir / KEY_FILE).exists()
 
 
 def test_the_provider_opens_what_recipients_get_as_commitments(run: Runner, provider: Provider) -> None:
@@ -110,7 +116,7 @@ def test_what_cannot_be_signed_is_refused_with_the_reason(
         ("sign", "lake.seen", "--number", "0"): "no audit has seen",
         ("show", "lake.none"): "Give a table with publications",
         ("show", "lake.flights"): "lakeshare evidence sign",
-        ("export", "00"): "0 keys begin so",
+        ("export", "00"): "0 keys are meant",
     }
     for arguments, reason in refusals.items():
         ended = run.ended("evidence", *arguments)

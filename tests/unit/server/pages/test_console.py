@@ -156,7 +156,7 @@ def test_a_rule_is_tried_on_as_many_tables_as_fit_in_the_time(
     administered: Administered, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lakeshare_server.pages.console.shares.MEASURE_S", -1.0)
-    monkeypatch.setattr("lakeshare_server.pages.console.shares.MEASURED_AT_ONCE", 1)
+    monkeypatch.setattr("lakeshare_server.pages.console.shares.AT_ONCE", 1)
     console = browser(administered)
     console.send("/console/shares", "/console/shares", {"name": "slow"})
     for alias in ("Lake.One", "Lake.Two"):
