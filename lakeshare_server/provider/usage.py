@@ -216,7 +216,8 @@ class UsageSummary:
             _log.warning("usage is not counted: %s", error)
         else:
             self._counted = counted if counted is not None else self._counted
-        self._ended_at = time.monotonic()
+        finally:
+            self._ended_at = time.monotonic()
 
     def _count_newer(self, session: Session) -> CountedUsage | None:
         """The count up to the newest event; None if the server stops."""
