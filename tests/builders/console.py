@@ -24,20 +24,29 @@ class Browser:
         assert response.status_code == status, response.text
         return html.unescape(response.text)
 
-    def send(self, page: str, path: str, fields: Mapping[str, str], status: int = 303) -> httpx.Response:
+    def send(
+        self, page: str, path: str, fields: Mapping[str, str] | None = None, status: int = 303
+    ) -> httpx.Response:
         """Sends a form of a page with its token and revision."""
         text = self.client.get(page).text
         revision = REVISION.search(text)
         hidden = {"form_token": TOKEN.findall(text)[-1], "revision": revision[1] if revision else ""}
-        response = self.client.post(path, data={**hidden, **fields})
+        return self.post(path, {**hidden, **(fields or {})}, status)
+
+    def post(self, path: str, fields: Mapping[str, str], status: int) -> httpx.Response:
+        response = self.client.post(path, data=fields)
         assert response.status_code == status, response.text
         return response
 
 
 def browser(administered: Administered, role: str | None = "owner") -> Browser:
     """A browser that has signed in with the key of a role."""
-    client = httpx.Client(base_url=administered.root, timeout=30)
-    if role is not None:
-        response = client.post("/console/sign-in", data={"key": administered.keys[role]})
-        assert response.status_code == 303, response.text
-    return Browser(client)
+    return open_browser(administered.root, None if role is None else administered.keys[role])
+
+
+def open_browser(root: str, key: str | None) -> Browser:
+    """A browser of a server, signed in with a key if one is given."""
+    opened = Browser(httpx.Client(base_url=root, timeout=30))
+    if key is not None:
+        opened.post("/console/sign-in", {"key": key}, 303)
+    return opened

@@ -11,7 +11,7 @@ from lakeshare_server.catalog import Catalog
 from lakeshare_server.catalog.credentials import add_admin_key
 from lakeshare_server.catalog.sharing import editing
 from lakeshare_server.settings import ServerSettings
-from tests.builders.console_pages import ConsoleClient, sign_in_with
+from tests.builders.console import Browser, open_browser
 from tests.builders.sets import a_contract, a_delivery, orders, staged_without_reading
 from tests.builders.sharing import Provider, a_server
 
@@ -30,18 +30,16 @@ QUALITY = """- name: email
 @pytest.fixture
 def console(
     lake: Lake, catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[ConsoleClient]:
+) -> Iterator[Browser]:
     monkeypatch.setenv("LAKESHARE_CONTRACTS_DIR", str(tmp_path / "contracts"))
     provider = Provider(ServerSettings(state_dir=lake.settings.state_dir, port=0), catalog)
     with editing(catalog, "tests") as edit:
         _, key = add_admin_key(edit, "console-steward", "steward")
     with a_server(provider) as running:
-        yield sign_in_with(running.url.removesuffix(provider.settings.endpoint), key)
+        yield open_browser(running.url.removesuffix(provider.settings.endpoint), key)
 
 
-def test_a_refused_set_is_shown_masked_and_discarded(
-    console: ConsoleClient, lake: Lake, tmp_path: Path
-) -> None:
+def test_a_refused_set_is_shown_masked_and_discarded(console: Browser, lake: Lake, tmp_path: Path) -> None:
     contract = a_contract(tmp_path / "contracts", SET, "iceberg", **{EMAIL: QUALITY})
     a_delivery(lake.settings, contract, DAY, orders(DAY))
     staged = staged_without_reading(lake, contract, DAY, orders(DAY))

@@ -13,9 +13,9 @@ from fastapi import APIRouter, Response
 from fastapi.concurrency import run_in_threadpool
 from pydantic import SecretStr
 
-from lakeshare_server.catalog import FollowedTable, operations
+from lakeshare_server.catalog import FollowedTable, overviews
 from lakeshare_server.catalog.database import HEAD
-from lakeshare_server.catalog.operations import FollowedOverview
+from lakeshare_server.catalog.overviews import FollowedOverview
 from lakeshare_server.errors import LakeshareError
 from lakeshare_server.pages.console.jobs import ConsoleWork
 from lakeshare_server.pages.console.pipelines import EXAMINE, EXAMINE_S, Finding
@@ -136,8 +136,8 @@ def _render(
 ) -> Response:
     app_state = request.app_state
     with app_state.catalog.reading() as session:
-        work = operations.read_operations(session)
-        followed = operations.find_followed(session, request.query("after"))
+        work = overviews.read_operations(session)
+        followed = overviews.find_followed(session, request.query("after"))
     url = app_state.catalog.engine.url
     return request.render(
         "system.html",

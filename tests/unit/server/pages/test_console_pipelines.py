@@ -30,7 +30,7 @@ from lakeshare_pipelines.wap.staged import (
 from lakeshare_server.catalog import Ledger, audit
 from tests.builders.administration import Administered, an_administered_server
 from tests.builders.backup_points import DAY, a_backup, a_point
-from tests.builders.console_pages import sign_in
+from tests.builders.console import browser
 from tests.builders.lake_tables import a_delta_table
 from tests.builders.publications import a_publication
 from tests.builders.sets import a_contract, a_delivery, green, orders, staged_without_reading
@@ -88,7 +88,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 
 def test_a_red_set_shows_its_checks_and_masked_rows_and_nothing_runs_as_markup(scene: Scene) -> None:
-    page = sign_in(scene.administered, "auditor").client.get(f"/console/quality/{scene.red.ref}").text
+    page = browser(scene.administered, "auditor").client.get(f"/console/quality/{scene.red.ref}").text
     assert MARKUP not in page
     assert "3 rows are odd &lt;script&gt;" in page
     assert "failed rows" in page
@@ -98,20 +98,20 @@ def test_a_red_set_shows_its_checks_and_masked_rows_and_nothing_runs_as_markup(s
     assert "lakeshare quarantine show shop --run x" in page
     assert "No check failed" not in page
     assert "/retry" not in page
-    listed = sign_in(scene.administered).page("/console/quality")
+    listed = browser(scene.administered).page("/console/quality")
     assert f"/console/quality/{scene.red.ref}" in listed
     assert "shop.orders: odd, shop.orders: rows_parsed" in listed
     assert scene.unfinished in listed
-    assert "/retry" not in sign_in(scene.administered).page(f"/console/quality/{scene.unfinished}")
-    sign_in(scene.administered).page("/console/quality/wap-shop-none", 404)
+    assert "/retry" not in browser(scene.administered).page(f"/console/quality/{scene.unfinished}")
+    browser(scene.administered).page("/console/quality/wap-shop-none", 404)
     assert not (scene.lake.settings.state_dir / "nessie").exists()
 
 
 def test_retry_runs_as_a_job_and_discard_removes_what_is_staged(scene: Scene) -> None:
     """The audit of a complete set needs Spark: tests/integration/test_console_staged.py."""
-    owner, page = sign_in(scene.administered), f"/console/quality/{scene.unfinished}"
+    owner, page = browser(scene.administered), f"/console/quality/{scene.unfinished}"
     begun = owner.send(page, f"{page}/retry").headers["location"]
-    busy = owner.send(page, f"{page}/discard", 409).text
+    busy = owner.send(page, f"{page}/discard", {}, 409).text
     assert "a job of set shop is running" in busy
     wait_until(lambda: "http-equiv" not in owner.page(begun), 0.2)
     assert "its run ended before everything was written" in owner.page(begun)
@@ -127,16 +127,16 @@ def test_a_rollback_is_a_job_with_a_page_and_an_event(scene: Scene) -> None:
         a_delivery(lake.settings, contract, day, orders(day))
         staged = staged_without_reading(lake, contract, day, orders(day))
         publish_or_replay(lake, catalog, contract, staged, green(contract, staged))
-    console = sign_in(scene.administered, "steward")
+    console = browser(scene.administered, "steward")
     path = "/console/publications/shop.orders/0/rollback"
     for refused in (path.replace("/0/", "/7/"), path.replace("shop.orders", "none")):
-        assert "does not exist" in console.send("/console/shares", refused, 404).text
-    assert "cannot be used" in console.send("/console/shares", path.replace("/0/", "/-1/"), 400).text
+        assert "does not exist" in console.send("/console/shares", refused, {}, 404).text
+    assert "cannot be used" in console.send("/console/shares", path.replace("/0/", "/-1/"), {}, 400).text
     Ledger(catalog).append([a_publication(table="lake.seen", set_name="", audited=False)])
-    followed = console.send("/console/shares", "/console/publications/lake.seen/0/rollback", 400).text
+    followed = console.send("/console/shares", "/console/publications/lake.seen/0/rollback", {}, 400).text
     assert "It is followed" in followed
-    assert "meanwhile" in console.send("/console/shares", path, 409, newest="0").text
-    begun = console.send("/console/shares", path, newest="1").headers["location"]
+    assert "meanwhile" in console.send("/console/shares", path, {"newest": "0"}, 409).text
+    begun = console.send("/console/shares", path, {"newest": "1"}).headers["location"]
     assert '<meta http-equiv="refresh" content="3">' in console.page(begun)
     wait_until(lambda: "http-equiv" not in console.page(begun), 0.2)
     page = console.page(begun)
@@ -156,15 +156,15 @@ def test_a_rollback_is_a_job_with_a_page_and_an_event(scene: Scene) -> None:
 
 
 def test_only_stewards_and_owners_start_jobs_from_forms_of_their_session(scene: Scene) -> None:
-    auditor, owner = sign_in(scene.administered, "auditor"), sign_in(scene.administered)
+    auditor, owner = browser(scene.administered, "auditor"), browser(scene.administered)
     for path in (
         "/console/publications/lake.flights/0/rollback",
         f"/console/quality/{scene.red.ref}/retry",
         f"/console/quality/{scene.red.ref}/discard",
         "/console/system/examine",
     ):
-        assert "auditor and may not" in auditor.send("/console/shares", path, 403).text
-        owner.post(path, 403)
+        assert "auditor and may not" in auditor.send("/console/shares", path, {}, 403).text
+        owner.post(path, {}, 403)
     assert "does not exist" in auditor.page("/console/jobs/20260101T000000-00000000", 404)
 
 
@@ -176,7 +176,7 @@ def test_the_trend_of_each_check_is_that_of_its_publications(scene: Scene) -> No
         common = {"set_name": "trend", "run_id": f"run{number}", "verdicts": evidence}
         ledger.append([a_publication(table=f"trend.{name}", **common) for name in ("orders", "totals")])
     ledger.append([a_publication(table="trend.orders", set_name="trend", run_id="back", verdicts={})])
-    console = sign_in(scene.administered)
+    console = browser(scene.administered)
     assert "/console/quality/sets/trend" in console.page("/console/quality?q=TREN")
     assert "No set matches" in console.page("/console/quality?q=none")
     page = console.page("/console/quality/sets/trend")
@@ -194,7 +194,7 @@ def test_the_trend_of_each_check_is_that_of_its_publications(scene: Scene) -> No
 
 
 def test_backups_show_points_drills_and_the_plan_of_a_restore(scene: Scene, tmp_path: Path) -> None:
-    console, state = sign_in(scene.administered, "auditor"), scene.lake.settings.state_dir
+    console, state = browser(scene.administered, "auditor"), scene.lake.settings.state_dir
     assert "It has no point yet" in console.page("/console/backups")
     a_delta_table(state / "warehouse" / "air" / "flights")
     backup = a_backup(state / "warehouse", state / "backups")
@@ -229,7 +229,7 @@ def test_the_system_page_shows_what_runs_without_secrets_and_what_doctor_finds(
     with a_scene(tmp_path, monkeypatch, metrics_token="sesame") as scene:
         provider = scene.administered.provider
         provider.follow("lake.followed", a_delta_table(tmp_path / "followed"))
-        owner = sign_in(scene.administered)
+        owner = browser(scene.administered)
         page = owner.page("/console/system")
         assert "lake.followed" in page
         assert "not by this worker" in page
@@ -239,7 +239,7 @@ def test_the_system_page_shows_what_runs_without_secrets_and_what_doctor_finds(
         assert provider.catalog.revision() in page
         owner.page("/console/tables/lake.followed")
         assert "s ago" in owner.page("/console/system")
-        found = owner.send("/console/system", "/console/system/examine", 200).text
+        found = owner.send("/console/system", "/console/system/examine", {}, 200).text
         assert "state folder" in found
         assert "Check again" in found
         assert not (scene.lake.settings.state_dir / "nessie").exists()
@@ -254,7 +254,7 @@ def test_a_nessie_that_does_not_answer_costs_seconds_and_hides_no_other_set(
         monkeypatch.setattr(cli_console, "NESSIE_S", 0.5)
         a_contract(tmp_path / "contracts", "store", "iceberg")
         with a_scene(tmp_path, monkeypatch, outside_answer_s=5.0) as scene:
-            owner, began = sign_in(scene.administered), time.monotonic()
+            owner, began = browser(scene.administered), time.monotonic()
             page = owner.page("/console/quality")
             assert f"http://127.0.0.1:{port}/api/v2 does not answer" in page
             assert scene.red.ref in page
@@ -268,7 +268,7 @@ def test_a_read_that_takes_too_long_is_given_up_and_stops_no_other_page(
 ) -> None:
     monkeypatch.setattr(cli_console, "list_contract_files", lambda _folder: time.sleep(20))
     with an_administered_server(tmp_path, outside_answer_s=1.5) as administered:
-        owner, began = sign_in(administered), time.monotonic()
+        owner, began = browser(administered), time.monotonic()
         page = owner.page("/console/quality")
         assert "What is staged cannot be read now: pipelines: staged sets does not answer" in page
         assert "does not answer" in owner.page("/console/quality/wap-shop-x", 503)
@@ -282,20 +282,20 @@ def test_settings_of_the_pipelines_that_cannot_be_used_are_named(
 ) -> None:
     monkeypatch.setenv("LAKESHARE_SPARK_MODE", "odd")
     with an_administered_server(tmp_path) as administered:
-        page = sign_in(administered).page("/console/quality", 503)
+        page = browser(administered).page("/console/quality", 503)
         assert "the settings of the pipelines cannot be used. spark_mode: Input should be" in page
 
 
 def test_a_server_without_the_pipelines_states_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli_console, "NEEDED", ("no_such_package",))
     with a_scene(tmp_path, monkeypatch) as scene:
-        owner = sign_in(scene.administered)
+        owner = browser(scene.administered)
         for path in ("/console/quality", "/console/backups"):
             page = owner.page(path)
             assert "pip install 'lakeshare[pipelines]'" in page
             assert "no_such_package are not installed" in page
         assert "not installed on this host" in owner.page("/console/system")
-        refused = owner.send("/console/shares", f"/console/quality/{scene.red.ref}/discard", 503).text
+        refused = owner.send("/console/shares", f"/console/quality/{scene.red.ref}/discard", {}, 503).text
         assert "pip install" in refused
         rollback = "/console/publications/lake.flights/0/rollback"
-        assert "pip install" in owner.send("/console/shares", rollback, 503).text
+        assert "pip install" in owner.send("/console/shares", rollback, {}, 503).text
