@@ -25,10 +25,11 @@ from lakeshare_pipelines.errors import BackupError, DamagedRecord, ObjectMissing
 from lakeshare_pipelines.nessie.client import Nessie, NessieEndpoint, Reference, nessie_api
 from lakeshare_pipelines.nessie.server import find_nessie
 from lakeshare_pipelines.settings import LakeSettings
+from lakeshare_pipelines.share.shares import diff_declared_shares
 from lakeshare_pipelines.wap import stage
 from lakeshare_pipelines.wap.checks import SHOW_REJECTED, list_checks
 from lakeshare_pipelines.wap.staged import Lake, Verdict, list_attempts, refuse_spark
-from lakeshare_server.catalog import Catalog, open_catalog
+from lakeshare_server.catalog import Catalog, ShareDiff, open_catalog
 from lakeshare_server.errors import NotFound, Unavailable
 from lakeshare_server.pages.console import pipelines as shown
 from lakeshare_server.settings import StateSettings
@@ -112,6 +113,10 @@ class ConsolePipelines:
             contracts = {contract.name: contract for contract in self._load_contracts()}
             specs = list_checks(contracts[set_name]) if set_name in contracts else ()
         return [shown.DeclaredCheck(spec.table, spec.name, spec.severity, spec.description) for spec in specs]
+
+    def compare_shares(self) -> ShareDiff:
+        with _translate_errors():
+            return diff_declared_shares(self._catalog, self._load_contracts())
 
     def list_backups(self) -> Sequence[shown.DeclaredBackup]:
         with _translate_errors():

@@ -19,6 +19,7 @@ from lakeshare_server.catalog import (
     ShareDiff,
     SharedTable,
     apply_shares,
+    diff_shares,
     open_catalog,
     states,
 )
@@ -47,6 +48,17 @@ def apply_declared_shares(
     Raises:
         ContractError: two contracts share different tables under one name, or one breaks what is published.
     """
+    return apply_shares(catalog, *_list_declared(catalog, contracts), today)
+
+
+def diff_declared_shares(catalog: Catalog, contracts: Sequence[SetContract]) -> ShareDiff:
+    """What `apply_declared_shares` would change today; raises as it does."""
+    return diff_shares(catalog, *_list_declared(catalog, contracts))
+
+
+def _list_declared(
+    catalog: Catalog, contracts: Sequence[SetContract]
+) -> tuple[list[DeclaredShare], list[RetiredTable]]:
     ledger = Ledger(catalog)
     for contract in contracts:
         require_allowed_changes(ledger, contract)
@@ -55,7 +67,7 @@ def apply_declared_shares(
         for contract in contracts
         for each in contract.retirements
     ]
-    return apply_shares(catalog, declared_shares(contracts), retired, today)
+    return declared_shares(contracts), retired
 
 
 def declared_shares(contracts: Sequence[SetContract]) -> list[DeclaredShare]:

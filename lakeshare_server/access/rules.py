@@ -296,6 +296,11 @@ def _bind(text: str, grant: EffectiveGrant) -> Predicate:
     except BadRequest as error:
         _log.error("a rule is not understood and lets nothing through: %s", error)
         return NOTHING
-    properties = {name: value for name, value in grant.properties.items() if isinstance(value, str | int)}
-    known = {**properties, OWN_NAME: grant.recipient_name, OWN_ID: grant.recipient_id}
+    known = known_properties(grant.recipient_name, grant.recipient_id, grant.properties)
     return bind_properties(rule, known) if find_properties(rule) <= known.keys() else NOTHING
+
+
+def known_properties(name: str, recipient_id: str, properties: Mapping[str, Any]) -> dict[str, Value]:
+    """The values that rules may name of a recipient."""
+    usable = {key: value for key, value in properties.items() if isinstance(value, str | int)}
+    return {**usable, OWN_NAME: name, OWN_ID: recipient_id}

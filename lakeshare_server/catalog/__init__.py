@@ -20,6 +20,7 @@ from lakeshare_server.catalog.declared.apply import RetiredTable as RetiredTable
 from lakeshare_server.catalog.declared.apply import ShareDiff as ShareDiff
 from lakeshare_server.catalog.declared.apply import allow_directory_access as allow_directory_access
 from lakeshare_server.catalog.declared.apply import apply_shares as apply_shares
+from lakeshare_server.catalog.declared.apply import diff_shares as diff_shares
 from lakeshare_server.catalog.declared.apply import require_shareable as require_shareable
 from lakeshare_server.catalog.declared.apply import share_table as share_table
 from lakeshare_server.catalog.evidence import Evidence as Evidence

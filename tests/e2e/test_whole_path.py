@@ -164,6 +164,7 @@ def test_every_page_of_the_console_opens_with_the_demo_s_data(demo, served):
     assert len(opened) > 20
     assert f"/console/tables/{FLIGHTS.tables[0].name}" in opened
     assert '<span class="null">not shared' not in opened["/console/tables"]
+    assert "are shared as they declare it" in opened["/console/drift"]
 
 
 def test_a_red_set_can_be_inspected_and_retried_by_command(demo, served, apart, run):

@@ -309,9 +309,34 @@ def apply_shares(
     Raises BadRequest for a name that clients cannot read, that is declared twice, that others have shared, or that is
     of a retired table until its date.
     """
-    _require_unique_names(declared)
+    kept = _list_kept(retired, today)
+    diff, steps = _plan_shares(catalog, declared, kept)
+    if steps:
+        with editing(catalog, CONTRACTS, keeper="contracts") as edit:
+            diff, steps = _difference(edit.session, declared, kept)
+            apply_steps(edit, steps)
+    return diff
+
+
+def diff_shares(
+    catalog: Catalog,
+    declared: Sequence[DeclaredShare],
+    retired: Sequence[RetiredTable] = (),
+    today: date | None = None,
+) -> ShareDiff:
+    """What `apply_shares` would change; raises as it does."""
+    return _plan_shares(catalog, declared, _list_kept(retired, today))[0]
+
+
+def _list_kept(retired: Sequence[RetiredTable], today: date | None) -> dict[str, RetiredTable]:
     today = today or datetime.now(UTC).date()
-    kept = {each.table: each for each in retired if each.date >= today}
+    return {each.table: each for each in retired if each.date >= today}
+
+
+def _plan_shares(
+    catalog: Catalog, declared: Sequence[DeclaredShare], kept: Mapping[str, RetiredTable]
+) -> tuple[ShareDiff, tuple[Step, ...]]:
+    _require_unique_names(declared)
     with catalog.reading() as session:
         diff, steps = _difference(session, declared, kept)
     for step in steps:
@@ -320,11 +345,7 @@ def apply_shares(
             fields = ("share",) if step.kind == "share" else ("schema", "table")
             for field, name in zip(fields, step.key[-len(fields) :], strict=True):
                 require_name(field, name)
-    if steps:
-        with editing(catalog, CONTRACTS, keeper="contracts") as edit:
-            diff, steps = _difference(edit.session, declared, kept)
-            apply_steps(edit, steps)
-    return diff
+    return diff, steps
 
 
 def _require_unique_names(declared: Sequence[DeclaredShare]) -> None:

@@ -178,7 +178,7 @@ def sample_changed_rows(
 def _read_files(request: ConsoleRequest, view: TableView, version: int, side: FileSide) -> _SampledFiles:
     wanted = set(side.paths[:SAMPLED_FILES])
     previews: Previews = request.http_request.app.state.server.state.previews
-    table_request = local_request(_table_request(request, view), previews.signers)
+    table_request = local_request(make_provider_request(request, view), previews.signers)
     reader: RowReader | None = None
     rows: list[list[str | None]] = []
     is_partial = side.files > len(wanted)
@@ -201,8 +201,8 @@ def _read_files(request: ConsoleRequest, view: TableView, version: int, side: Fi
     )
 
 
-def _table_request(request: ConsoleRequest, view: TableView) -> TableRequest:
-    """The request of the provider itself: without a rule, a limit or the history of a grant."""
+def make_provider_request(request: ConsoleRequest, view: TableView) -> TableRequest:
+    """The request of the provider itself for a view, in place of a recipient's."""
     app_state = request.app_state
     reader = Reader("", request.administrator.name)
     audit_record: AuditRecord = request.http_request.state.audit_record

@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 from pydantic import ValidationError
 
+from lakeshare_server.catalog import ShareDiff
 from lakeshare_server.errors import Unavailable
 from lakeshare_server.outbound import Services
 from lakeshare_server.routes.context import Pools
@@ -22,7 +23,7 @@ ENTRY_POINTS = "lakeshare.console"
 INSTALL = "pip install 'lakeshare[pipelines]'"
 # How long a page waits for the pipelines, in seconds; LAKESHARE_OUTSIDE_ANSWER_S may be shorter.
 STAGED_S, BACKUP_S, EXAMINE_S = 6.0, 10.0, 30.0
-STAGED, EXAMINE = "pipelines: staged sets", "pipelines: doctor"
+STAGED, EXAMINE, CONTRACTS = "pipelines: staged sets", "pipelines: doctor", "pipelines: contracts"
 
 Result = TypeVar("Result")
 
@@ -229,6 +230,9 @@ class Pipelines(Protocol):
 
     def list_checks(self, set_name: str) -> Sequence[DeclaredCheck]:
         """The checks that the contract of a set announces; none if no contract has that name."""
+
+    def compare_shares(self) -> ShareDiff:
+        """How the catalog's shares differ from those that contracts declare."""
 
     def list_backups(self) -> Sequence[DeclaredBackup]:
         """The declared backups, from their file alone."""

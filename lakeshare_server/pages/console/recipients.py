@@ -155,6 +155,7 @@ def alter_recipient(request: ChangeDep, recipient: str) -> Response:
         "owner": request.text("owner"),
         "expires_at": read_moment(request, "expires_at"),
         "ip_allow": request.value("ip_allow").split() or None,
+        "properties": _read_properties(request),
         "limits": {name: read_number(request, name) for name, _ in LIMITS},
     }
     with request.editing() as edit:
@@ -325,6 +326,16 @@ def drop_group(request: ChangeDep, group: str) -> Response:
 
 def _texts(request: ConsoleRequest) -> Mapping[str, str | None]:
     return {text.name: request.text(text.name) for text in TEXT_FIELDS["recipient"]}
+
+
+def _read_properties(request: ConsoleRequest) -> dict[str, str]:
+    """The properties in lines like region=EU. Raises BadRequest."""
+    lines = [line.strip() for line in request.value("properties").splitlines() if line.strip()]
+    pairs = [line.partition("=") for line in lines]
+    for line, (name, equals, _) in zip(lines, pairs, strict=True):
+        if not (equals and name.strip()):
+            raise BadRequest("properties", line, "Write one in a line, like region=EU.")
+    return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def _days(request: ConsoleRequest, name: str, default: int) -> timedelta:

@@ -13,12 +13,23 @@ from typing import Any
 from fastapi import APIRouter, Response
 from fastapi.concurrency import run_in_threadpool
 
-from lakeshare_server.access.rules import parse_rule
+from lakeshare_server.access.rules import bind_properties, find_properties, known_properties, parse_rule
 from lakeshare_server.catalog import declared, overviews, sharing, states
 from lakeshare_server.catalog.sharing import Edit
 from lakeshare_server.errors import BadRequest, DocumentError, LakeshareError, NotFound
+from lakeshare_server.pages.console.comparison import make_provider_request
+from lakeshare_server.pages.console.jobs import ConsoleWork
+from lakeshare_server.pages.console.pipelines import CONTRACTS
 from lakeshare_server.pages.console.recipients import read_moment, read_number
-from lakeshare_server.pages.console.session import ChangeDep, ConsoleRequest, PageDep, SharePageDep, shown_on
+from lakeshare_server.pages.console.session import (
+    SHOWN_IN_FORMS,
+    ChangeDep,
+    ConsoleRequest,
+    PageDep,
+    SharePageDep,
+    shown_on,
+)
+from lakeshare_server.pages.portal import Previews
 from lakeshare_server.provider.following import prefetch_versions
 from lakeshare_server.provider.serveability import TableServeability, make_unshared_entry, provider_view
 from lakeshare_server.provider.usage import DayUsage
@@ -27,6 +38,7 @@ from lakeshare_server.text_fields import TEXT_FIELDS
 
 # Indexes that were not read since the last change of the catalog are opened first.
 MEASURE_S = 0.12
+CONTRACTS_S = 10.0
 AT_ONCE = 8
 
 router = APIRouter()
@@ -193,21 +205,51 @@ class RuleEffect:
 
 @router.get("/shares/{share}/rule")
 async def try_rule(request: PageDep, share: str) -> Response:
-    """What a rule leaves of each table of a share, without granting anything."""
-    text = request.query("rule")
+    """What a rule leaves of each table of a share, and its first rows in one of them, without granting anything."""
     state, tables = await run_in_threadpool(_find_objects, request, share)
-    problem, effects = None, list[RuleEffect]()
-    if text:
-        try:
-            effects = await _measure_some(request, tables.items, parse_rule(text))
-        except BadRequest as error:
-            problem = str(error)
+    problem, effects, rows = None, list[RuleEffect](), None
+    try:
+        if request.query("rule"):
+            rule = await run_in_threadpool(_read_rule, request)
+            effects = await _measure_some(request, tables.items, rule)
+            rows = await _preview_rule(request, tables.items, rule)
+    except SHOWN_IN_FORMS as error:
+        problem = error.for_provider()
     following = tables.next
     if len(effects) < len(tables.items):
         following = tables.items[len(effects) - 1].alias.lower() if effects else None
     return request.render(
-        "rule.html", share=state, rule=text, effects=effects, following=following, problem=problem
+        "rule.html", share=state, effects=effects, following=following, preview=rows, problem=problem
     )
+
+
+def _read_rule(request: ConsoleRequest) -> Predicate:
+    """The rule of the query, for its recipient if it names one. Raises BadRequest or NotFound."""
+    rule = parse_rule(request.query("rule"))
+    names, known = find_properties(rule), dict[str, Any]()
+    if request.query("recipient"):
+        with request.app_state.catalog.reading() as session:
+            recipient = states.get_recipient(session, request.query("recipient"))
+        known = known_properties(recipient.name, recipient.id, recipient.properties)
+    missing = sorted(names - known.keys())
+    if missing:
+        hint = f"It names {', '.join(missing)}: try it for a recipient that has it as a property."
+        raise BadRequest("recipient", request.query("recipient"), hint)
+    return bind_properties(rule, known)
+
+
+async def _preview_rule(
+    request: ConsoleRequest, entries: Sequence[states.SharedTable], rule: Predicate
+) -> Mapping[str, Any] | None:
+    """The first rows that a rule leaves of the table of the query's `rows`, for those who may share."""
+    entry = next((entry for entry in entries if entry.alias == request.query("rows")), None)
+    if entry is None or not request.may("SHARE"):
+        return None
+    previews: Previews = request.http_request.app.state.server.state.previews
+    view = replace(provider_view(entry, request.app_state.versions), rule=rule)
+    table_request = await run_in_threadpool(make_provider_request, request, view)
+    async with previews.turns(view.services):
+        return await table_request.run(previews.preview, table_request)
 
 
 def _find_objects(
@@ -294,12 +336,18 @@ def export(request: PageDep) -> Response:
 
 
 @router.get("/drift")
-def show_drift(request: SharePageDep) -> Response:
-    return drift_page(request)
+async def show_drift(request: SharePageDep) -> Response:
+    """How the catalog differs from the contracts, and a form for a file of `lakeshare apply`."""
+    calls, declared_diff, unread = ConsoleWork.of(request.http_request).calls, None, None
+    try:
+        declared_diff = await calls.run(CONTRACTS, CONTRACTS_S, lambda pipelines: pipelines.compare_shares())
+    except LakeshareError as error:
+        unread = error.for_provider()
+    return drift_page(request, contracts=declared_diff, unread=unread)
 
 
 def drift_page(request: ConsoleRequest, **refused: Any) -> Response:
-    return request.render("drift.html", **{"lines": None, **refused})
+    return request.render("drift.html", **{"lines": None, "contracts": None, "unread": None, **refused})
 
 
 @router.post("/drift")

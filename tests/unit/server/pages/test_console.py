@@ -170,3 +170,24 @@ def test_a_rule_is_tried_on_as_many_tables_as_fit_in_the_time(
     assert "slow.Lake.One" not in page
     assert "slow.Lake.Two" in page
     assert 'rel="next"' not in page
+
+
+def test_a_rule_is_tried_for_a_recipient_with_the_rows_that_it_leaves(administered: Administered) -> None:
+    console = browser(administered, "steward")
+    console.send("/console/shares", "/console/shares", {"name": "by-property"})
+    page = "/console/shares/by-property"
+    console.send(page, f"{page}/tables", {"lake_table": "lake.flights", "history": "yes"})
+    console.send("/console/recipients", "/console/recipients", {"name": "bay"}, 200)
+    recipient, rule = "/console/recipients/bay", "rule?rule=day+%3D+current_recipient('day')"
+    assert "recipient that has it as a property" in console.page(f"{page}/{rule}")
+    assert "recipient that has it as a property" in console.page(f"{page}/{rule}&recipient=bay")
+    refused = console.send(recipient, recipient, {"properties": "day"}, 400)
+    assert "like region=EU" in refused.text
+    console.send(recipient, recipient, {"properties": "day=2013-01-01"})
+    assert "day=2013-01-01" in console.page(recipient)
+    tried = console.page(f"{page}/{rule}&recipient=bay&rows=lake.flights")
+    assert "<td>2013-01-01</td>" in tried
+    assert "<td>2013-01-02</td>" not in tried
+    hidden = browser(administered, "auditor").page(f"{page}/{rule}&recipient=bay&rows=lake.flights")
+    assert "1 of" in hidden
+    assert "<td>2013-01-01</td>" not in hidden

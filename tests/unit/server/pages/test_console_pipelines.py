@@ -12,9 +12,10 @@ import pytest
 from lakeshare_pipelines.backup.points import Points
 from lakeshare_pipelines.backup.run import run_drill
 from lakeshare_pipelines.cli import console as cli_console
-from lakeshare_pipelines.contracts import SetContract
+from lakeshare_pipelines.contracts import SetContract, load_contracts
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.share.publication import publish_or_replay
+from lakeshare_pipelines.share.shares import apply_declared_shares
 from lakeshare_pipelines.wap.checks import SHOW_REJECTED, mask_rows
 from lakeshare_pipelines.wap.stage import staging_for
 from lakeshare_pipelines.wap.staged import (
@@ -299,3 +300,13 @@ def test_a_server_without_the_pipelines_states_so(tmp_path: Path, monkeypatch: p
         assert "pip install" in refused
         rollback = "/console/publications/lake.flights/0/rollback"
         assert "pip install" in owner.send("/console/shares", rollback, {}, 503).text
+
+
+def test_shares_are_compared_with_the_contracts(scene: Scene) -> None:
+    console, catalog = browser(scene.administered), scene.administered.provider.catalog
+    entry, _ = scene.contract.shares
+    before = console.page("/console/drift")
+    assert "Shared by the next run" in before
+    assert f"<code>{entry.share}.{entry.schema}.{entry.name}</code>" in before
+    apply_declared_shares(catalog, load_contracts(scene.lake.settings.contracts_dir))
+    assert "tables that contracts share are shared as they declare it" in console.page("/console/drift")
