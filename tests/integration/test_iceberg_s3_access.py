@@ -30,6 +30,7 @@ from lakeshare_pipelines.wap.staged import open_lake_without_spark
 from lakeshare_server.catalog import Ledger, allow_directory_access
 from lakeshare_server.catalog.models import AuditRow
 from lakeshare_server.errors import Unserveable
+from lakeshare_server.settings import StateSettings
 from lakeshare_server.storage import Stores
 from lakeshare_server.tables.iceberg.deletes import Targets, deletion_vectors
 from tests.builders.apart import process_apart
@@ -157,7 +158,7 @@ def test_pipelines_read_what_they_publish_with_their_own_settings(
     """Where the catalog says that a table is in S3; our own catalogs are on disks."""
     state = state_of(made)
     lake = open_lake_without_spark(
-        LakeSettings(**provider.settings.model_dump(include=set(LakeSettings.model_fields)))
+        LakeSettings(**provider.settings.model_dump(include=set(StateSettings.model_fields)))
     )
     told = TableState(state.metadata_location, state.snapshot_id, Stores(lake.settings))
     monkeypatch.setattr(publication, "get_table_state", lambda *_: told)

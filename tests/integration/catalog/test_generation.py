@@ -33,9 +33,11 @@ from lakeshare_server.catalog.models import (
     AuditChainRow,
     AuditJournalRow,
     AuditRow,
+    AuditVerificationRow,
     Base,
     ContractRow,
     DeliveryRow,
+    EndedSessionRow,
     SetLockRow,
     TokenUseRow,
     UsageRow,
@@ -50,6 +52,7 @@ MODELS = sorted((mapper.class_ for mapper in Base.registry.mappers), key=lambda 
 UNSEEN = {
     *(AdminKeyRow, AllowanceRow, AuditRow, AuditChainRow, AuditJournalRow, ContractRow),
     *(SetLockRow, AsyncQueryRow, TokenUseRow, UsageRow, WebhookRow, DeliveryRow),
+    *(AuditVerificationRow, EndedSessionRow),
 }
 ORDERS = SharedTable("a", "orders", "lake.orders")
 

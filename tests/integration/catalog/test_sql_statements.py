@@ -196,7 +196,7 @@ CASES = [
     Case("SHOW GRANTS TO GROUP europe", [("sales", "SELECT", "europe", None, None, None)],
          f"{SALES}{EUROPE} GRANT SELECT ON SHARE sales TO GROUP europe;"),
     Case("SHOW USAGE FOR RECIPIENT bob SINCE '2024-01-01'", [], BOB),
-    Case("DESCRIBE SHARE sales", [("sales", ANY, "ann", "What was sold", None, "ann", ANY, "ann")], SALES),
+    Case("DESCRIBE SHARE sales", [("sales", ANY, "ann", "What was sold", None, None, "ann", ANY, "ann")], SALES),
     Case("SELECT * FROM information_schema.shares LIMIT 1",
          [("sales", "ann", "What was sold", ANY, "ann", ANY, "ann")], f"{SALES} CREATE SHARE other;"),
     Case("SELECT * FROM system.information_schema.recipients",
