@@ -90,9 +90,16 @@ def create_app(settings: ServerSettings) -> FastAPI:
     app.add_middleware(ClientAddressMiddleware, proxies=TrustedProxies(settings.trusted_proxies))
     app.add_middleware(RequestBodyMiddleware)
     add_error_responses(app)
+    _add_routes(app, settings.endpoint.rstrip("/"))
+    app.mount(ADMIN_PREFIX, admin_api(app_state, app))
+    app.mount(CONSOLE_PATH, console.console_app(app_state, app, console_work))
+    return app
+
+
+def _add_routes(app: FastAPI, prefix: str) -> None:
+    """Adds the routes for recipients and probes; `prefix` is that of the protocol."""
     app.include_router(health.router)
     app.include_router(well_known)
-    prefix = settings.endpoint.rstrip("/")
     app.include_router(oauth.iceberg_router)
     for router in (
         oauth.router,
@@ -109,9 +116,6 @@ def create_app(settings: ServerSettings) -> FastAPI:
     # First, because no prefix of ours begins like the paths of the Iceberg catalog.
     app.router.routes[:0] = [*tables.make_priority_routes(prefix), *iceberg.routes()]
     app.router.routes.append(iceberg.other_calls())
-    app.mount(ADMIN_PREFIX, admin_api(app_state, app))
-    app.mount(CONSOLE_PATH, console.console_app(app_state, app, console_work))
-    return app
 
 
 def app_from_environment() -> FastAPI:
