@@ -337,7 +337,9 @@ def export(request: PageDep) -> Response:
 
 @router.get("/drift")
 async def show_drift(request: SharePageDep) -> Response:
-    """How the catalog differs from the contracts, and a form for a file of `lakeshare apply`."""
+    """A form for a file of `lakeshare apply`; with `contracts`, how the catalog differs from the contracts."""
+    if not request.query("contracts"):
+        return drift_page(request)
     calls, declared_diff, unread = ConsoleWork.of(request.http_request).calls, None, None
     try:
         declared_diff = await calls.run(CONTRACTS, CONTRACTS_S, lambda pipelines: pipelines.compare_shares())

@@ -112,7 +112,7 @@ PAGES = {
     "table": "tables/lake.flights",
     "recipients": "recipients",
     "groups": "groups",
-    "drift": "drift",
+    "drift": "drift?contracts=yes",
     "publications": "publications",
     "publication": "publications/lake.flights/2",
     "numbers": "publications/lake.flights",

@@ -305,8 +305,10 @@ def test_a_server_without_the_pipelines_states_so(tmp_path: Path, monkeypatch: p
 def test_shares_are_compared_with_the_contracts(scene: Scene) -> None:
     console, catalog = browser(scene.administered), scene.administered.provider.catalog
     entry, _ = scene.contract.shares
-    before = console.page("/console/drift")
+    before = console.page("/console/drift?contracts=yes")
     assert "Shared by the next run" in before
     assert f"<code>{entry.share}.{entry.schema}.{entry.name}</code>" in before
     apply_declared_shares(catalog, load_contracts(scene.lake.settings.contracts_dir))
-    assert "tables that contracts share are shared as they declare it" in console.page("/console/drift")
+    assert "tables that contracts share are shared as they declare it" in console.page(
+        "/console/drift?contracts=yes"
+    )
