@@ -114,7 +114,7 @@ class SendingLease:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of an attempt; `status` is None without a response. An outage says nothing about the event itself."""
+    """The result of an attempt; `status` is None without a response. An outage is no fault of the event."""
 
     is_delivered: bool
     is_outage: bool

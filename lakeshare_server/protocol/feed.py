@@ -110,7 +110,7 @@ def make_cloud_event(event: FeedEvent, settings: ServerSettings) -> dict[str, An
 
 
 def make_test_event(event_id: str, at: datetime, settings: ServerSettings, recipient: str) -> dict[str, Any]:
-    """A CloudEvent that says nothing but that a webhook works."""
+    """A CloudEvent without content, which shows that a webhook works."""
     return {
         "specversion": "1.0",
         "id": event_id,

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from lakeshare_server.catalog import credentials, overviews, sharing, states
 from lakeshare_server.catalog.overviews import Page, RecipientKey
-from lakeshare_server.catalog.sharing import NAMED
+from lakeshare_server.catalog.sharing import Edit
 from lakeshare_server.catalog.states import FederationPolicy, RecipientState
 from lakeshare_server.errors import BadRequest, Unauthenticated
 from lakeshare_server.pages.console.session import ChangeDep, ConsoleRequest, PageDep, SharePageDep, shown_on
@@ -30,7 +30,7 @@ LIMITS = (
     ("urls_per_day", "Files in a day"),
     ("bytes_per_day", "Bytes in a day"),
 )
-MAX_DAYS = 36_500
+LINK_DAYS, MAX_DAYS = 3, 36_500
 # Lists of recipients by their usage.
 SHOWN = ("", "silent", "spiking")
 MAX_SPIKES = 500
@@ -105,13 +105,17 @@ def create_recipient(request: ChangeDep) -> Response:
         recipient = sharing.create_recipient(edit, request.value("name"), **fields)
         if request.text("share"):
             sharing.grant(edit, request.value("share"), recipient=recipient.name)
-        if recipient.authentication == "OIDC_FEDERATION":
-            link = None
-        else:
-            link = credentials.create_link(edit, recipient.name, link_life=_days(request, "link_days", 3))
+        needs_link = recipient.authentication != "OIDC_FEDERATION"
+        link = _create_link(request, edit, recipient.name) if needs_link else None
     if link is None:
         return request.redirect("recipients", recipient.name, done="created")
     return _link_page(request, *link)
+
+
+def _create_link(request: ConsoleRequest, edit: Edit, recipient: str) -> tuple[states.LinkState, str]:
+    days = read_number(request, "link_days", most=MAX_DAYS) or LINK_DAYS
+    ends_at = read_moment(request, "token_expires_at")
+    return credentials.create_link(edit, recipient, link_life=timedelta(days=days), token_expires_at=ends_at)
 
 
 def _link_page(request: ConsoleRequest, link: states.LinkState, code: str) -> Response:
@@ -168,12 +172,7 @@ def alter_recipient(request: ChangeDep, recipient: str) -> Response:
 def invite(request: ChangeDep, recipient: str) -> Response:
     """Makes an activation link; unused earlier links end, tokens stay."""
     with request.editing() as edit:
-        link = credentials.create_link(
-            edit,
-            recipient,
-            link_life=_days(request, "link_days", 3),
-            token_expires_at=read_moment(request, "token_expires_at"),
-        )
+        link = _create_link(request, edit, recipient)
     return _link_page(request, *link)
 
 
@@ -184,12 +183,7 @@ def rotate(request: ChangeDep, recipient: str) -> Response:
     hours = read_number(request, "grace_hours", most=24 * MAX_DAYS) or 0
     with request.editing() as edit:
         credentials.shorten_tokens(edit, recipient, existing_expire_in=timedelta(hours=hours))
-        link = credentials.create_link(
-            edit,
-            recipient,
-            link_life=_days(request, "link_days", 3),
-            token_expires_at=read_moment(request, "token_expires_at"),
-        )
+        link = _create_link(request, edit, recipient)
     return _link_page(request, *link)
 
 
@@ -320,7 +314,7 @@ def alter_group(request: ChangeDep, group: str) -> Response:
 @shown_on(groups_page)
 def drop_group(request: ChangeDep, group: str) -> Response:
     with request.editing() as edit:
-        NAMED["group"].drop(edit, group, revision=request.revision)
+        sharing.drop_group(edit, group, revision=request.revision)
     return request.redirect("groups", done="removed")
 
 
@@ -336,10 +330,6 @@ def _read_properties(request: ConsoleRequest) -> dict[str, str]:
         if not (equals and name.strip()):
             raise BadRequest("properties", line, "Write one in a line, like region=EU.")
     return {name.strip(): value.strip() for name, _, value in pairs}
-
-
-def _days(request: ConsoleRequest, name: str, default: int) -> timedelta:
-    return timedelta(days=read_number(request, name, most=MAX_DAYS) or default)
 
 
 def read_number(request: ConsoleRequest, name: str, most: int = (1 << 63) - 1) -> int | None:
