@@ -18,6 +18,7 @@ from lakeshare_server.catalog import (
 )
 from lakeshare_server.catalog.declared import export
 from lakeshare_server.catalog.models import AuditRow
+from lakeshare_server.catalog.sharing import alter_share, editing
 from lakeshare_server.catalog.states import list_objects
 from lakeshare_server.errors import BadRequest
 from lakeshare_server.provider import following
@@ -129,3 +130,18 @@ def test_recipients_see_the_notice_in_the_portal_in_sql_and_in_properties(provid
     with provider.catalog.reading() as session:
         # Files cannot have what contracts decide.
         assert "retire_date" not in export(session)
+
+
+def test_the_notice_of_a_share_is_on_each_of_its_tables_as_long_as_it_is_set(provider: Provider) -> None:
+    retire(provider)
+    token, end = provider.recipient(shares=("all",)), notices(provider)["all.lake.flights"]
+    late = "The load of today is late."
+    with a_server(provider) as server, server.client(token) as client:
+        portal = f"{client.base_url.copy_with(path='/portal/api')}/shares/all/schemas/lake/tables"
+        for notice, expected in ((late, [f"{late} {end}", late]), (None, [end, None])):
+            with editing(provider.catalog, "tests") as edit:
+                alter_share(edit, "all", notice=notice)
+            for table, text in zip(("flights", "flights_v2"), expected, strict=True):
+                assert client.get(f"{portal}/{table}/about").json()["notice"] == text
+                query = client.post(f"/shares/all/schemas/lake/tables/{table}/query", json={})
+                assert (f'"lakeshare.notice":"{text}"' in query.text) == (text is not None)
