@@ -68,9 +68,15 @@ class Source(Generic[Value]):
     """One thing that is read again and again in a thread, and shown as it was read last."""
 
     def __init__(
-        self, name: str, every_s: float, read: Callable[[], Value], show: Callable[["Samples", Value], None]
+        self,
+        name: str,
+        every_s: float,
+        read: Callable[[], Value],
+        show: Callable[["Samples", Value], None],
+        is_whole: Callable[[Value], bool] = lambda _value: True,
     ) -> None:
         self.name, self._every_s, self._read, self._show = name, every_s, read, show
+        self._is_whole = is_whole
         self._last: Reading[Value] | None = None
         self._failed = False
         self._began: float | None = None
@@ -99,7 +105,8 @@ class Source(Generic[Value]):
 
         began, last = self._began, self._last
         is_stuck = began is not None and time.monotonic() - began > READ_S
-        samples.add(defined.SOURCE_UP, last is not None and not self._failed and not is_stuck, self.name)
+        is_up = last is not None and self._is_whole(last.value) and not self._failed and not is_stuck
+        samples.add(defined.SOURCE_UP, is_up, self.name)
         if last is not None:
             samples.add(defined.SOURCE_AGE, time.monotonic() - last.at, self.name)
             self._show(samples, last.value)
@@ -116,7 +123,7 @@ class Exporter:
         self._pipelines = ConsolePipelines(settings)
         self._stop = threading.Event()
         self.sources: Sequence[Source[Any]] = [
-            Source("staged", refresh_s, self._pipelines.list_staged, _show_staged),
+            Source("staged", refresh_s, self._pipelines.list_staged, _show_staged, self._is_complete),
             Source("landing", refresh_s, self._read_landing, _show_landing),
             Source("catalog", refresh_s, self._read_runs, _show_runs),
             Source("backup", refresh_s, self._read_backups, _show_backups),
@@ -139,6 +146,11 @@ class Exporter:
             source.add_to(samples)
         return [samples]
 
+    def _is_complete(self, staged: "StagedSets") -> bool:
+        # An embedded Nessie runs from the first run on: without it there are no branches to see.
+        is_embedded = self._settings.iceberg_catalog == "nessie" and self._settings.nessie_uri is None
+        return staged.problem is None or is_embedded
+
     @cached_property
     def _catalog(self) -> "Catalog":
         from lakeshare_server.catalog.database import open_existing_catalog
@@ -159,14 +171,14 @@ class Exporter:
         from lakeshare_pipelines.share.publication import deliveries_in_force
         from lakeshare_server.catalog import Ledger
 
-        ledger, waiting = Ledger(self._catalog), {}
+        waiting = {}
         for contract in self._pipelines.load_contracts():
             if not contract.takes_deliveries:
                 continue
             found = {
                 each.partition: each for each in find_deliveries(self._settings, contract) if each.complete
             }
-            used = deliveries_in_force(ledger, contract, list(found)) if found else {}
+            used = deliveries_in_force(Ledger(self._catalog), contract, list(found)) if found else {}
             waiting[contract.name] = sum(
                 used.get(partition, ("",))[0] != each.digest for partition, each in found.items()
             )
