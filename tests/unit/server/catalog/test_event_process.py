@@ -6,14 +6,11 @@ import subprocess
 import threading
 import time
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from lakeshare_server.app import WORKER_ANSWER_S
 from lakeshare_server.catalog import AuditEvent, AuditLog
@@ -22,6 +19,7 @@ from lakeshare_server.catalog.audit.log import ROOM_BYTES, Journal, events_in, s
 from tests.builders.database_schema import open_migrated
 from tests.builders.server_process import a_process
 from tests.builders.sharing import FLIGHTS, Provider, a_provider_of_flights, a_server, files
+from tests.builders.trace_collector import a_trace_collector
 from tests.builders.waiting import wait_until
 
 PATIENCE_S = 30
@@ -177,37 +175,9 @@ def test_a_killed_process_loses_no_event_of_a_reply_that_began_and_its_spans_are
     provider: Provider,
 ) -> None:
     """Spans go to the collector of the environment and name no recipient."""
-    received: list[ExportTraceServiceRequest] = []
-
-    class Collector(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            if self.path == "/v1/traces":
-                received.append(ExportTraceServiceRequest.FromString(body))
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    def spans() -> list[Span]:
-        return [
-            span
-            for request in received
-            for group in request.resource_spans
-            for scope in group.scope_spans
-            for span in scope.spans
-        ]
-
-    with HTTPServer(("127.0.0.1", 0), Collector) as collector:
-        thread = threading.Thread(target=collector.serve_forever)
-        thread.start()
-        environment = {
-            "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{collector.server_port}",
-            "OTEL_BSP_SCHEDULE_DELAY": "100",
-        }
+    with a_trace_collector() as collector:
         token = provider.recipient("acme")
-        with a_process(provider, environment=environment) as (process, url):
+        with a_process(provider, environment=collector.environment) as (process, url):
             with httpx.Client(
                 base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=PATIENCE_S
             ) as client:
@@ -215,15 +185,13 @@ def test_a_killed_process_loses_no_event_of_a_reply_that_began_and_its_spans_are
                     f"{FLIGHTS}/query", headers={"traceparent": f"00-{'ab' * 16}-{'cd' * 8}-01"}
                 )
                 httpx.get(files(answer)[0]["url"])
-            wait_until(lambda: {span.name.split()[0] for span in spans()} >= {"GET", "POST"})
-            first = spans()
+            wait_until(lambda: {span.name.split()[0] for span in collector.spans()} >= {"GET", "POST"})
+            first = collector.spans()
             askers = Askers(url, token)
             wait_until(lambda: len(askers.ids) > 150)
             process.kill()
             process.wait(PATIENCE_S)
             askers.stop()
-        collector.shutdown()
-        thread.join()
     assert list(provider.settings.audit_dir.iterdir()) != []
     assert {*askers.ids, answer.headers["x-request-id"]} <= recorded(provider)
     assert verify(provider.catalog).is_sound
@@ -234,7 +202,7 @@ def test_a_killed_process_loses_no_event_of_a_reply_that_began_and_its_spans_are
     assert attributes["lakeshare.action"].string_value == "query_table"
     assert attributes["lakeshare.request_id"].string_value == answer.headers["x-request-id"]
     assert attributes["lakeshare.files"].int_value == 3
-    assert all(b"acme" not in request.SerializeToString() for request in received)
+    assert all(b"acme" not in request.SerializeToString() for request in collector.received)
 
 
 def test_a_journal_grows_and_is_read_to_its_last_whole_event(tmp_path: Path) -> None:
