@@ -36,8 +36,7 @@ RULES = yaml.safe_load((OBSERVABILITY / "rules.yaml").read_text())
 DAY = "2024-01-05"
 LEVELS = """
 slaProperties:
-  - {property: frequency, value: 1, unit: d}
-  - {property: latency, value: 6, unit: h}
+  - {property: frequency, value: 0.01, unit: s}
 """
 
 
@@ -150,7 +149,8 @@ def test_signals_have_the_values_of_what_happened(scrape: Scrape) -> None:
     assert scrape.values("lakeshare_check_failed", check="database_writes") == [0, 1, 0, 0]
     assert scrape.values("lakeshare_database_errors_total", error="OperationalError")[-1] > 0
     assert scrape.values("lakeshare_webhook_deliveries", state="dead") == [2] * 4
-    assert scrape.values("lakeshare_freshness_goal_seconds", table="shop.orders") == [30 * 3600] * 4
+    assert scrape.values("lakeshare_freshness_goal_seconds", table="shop.orders") == [0.01] * 4
+    assert min(scrape.values("lakeshare_publication_age_seconds", table="shop.orders")) > 0.01
     assert scrape.values("lakeshare_tables_left_out") == [1] * 4
     assert scrape.values("lakeshare_unsigned_publications") == [1] * 4
     assert scrape.values("lakeshare_index_cache_evictions_total")[0] > 0

@@ -16,6 +16,7 @@ from lakeshare_server.app import WORKER_ANSWER_S
 from lakeshare_server.catalog import AuditEvent, AuditLog
 from lakeshare_server.catalog.audit import events_after, import_orphans, log, verify
 from lakeshare_server.catalog.audit.log import ROOM_BYTES, Journal, events_in, serialize_event
+from lakeshare_server.metrics import WORKERS_FOLDER
 from tests.builders.database_schema import open_migrated
 from tests.builders.server_process import a_process
 from tests.builders.sharing import FLIGHTS, Provider, a_provider_of_flights, a_server, files
@@ -68,11 +69,14 @@ class Askers:
 
 
 def test_a_killed_worker_loses_no_event_and_several_workers_share_one_address_and_end_together(
-    provider: Provider,
+    provider: Provider, tmp_path: Path
 ) -> None:
     """Metrics are of all workers, too. It is killed while the supervisor waits for its reply to a ping."""
     token = provider.recipient()
-    with a_process(provider, "--workers", "2") as (process, url):
+    counts = tmp_path / "counts"
+    counts.mkdir()
+    environment = {WORKERS_FOLDER: str(counts)}
+    with a_process(provider, "--workers", "2", environment=environment) as (process, url):
         askers = Askers(url, token)
         wait_until(lambda: len(askers.ids) > 60)
         victim, *_ = workers_of(process)
@@ -88,6 +92,13 @@ def test_a_killed_worker_loses_no_event_and_several_workers_share_one_address_an
         )
         origin = url.removesuffix("/delta-sharing")
         texts = {httpx.get(f"{origin}/metrics", timeout=PATIENCE_S).text for _ in range(8)}
+        # Gauges of a worker that has ended would be summed for ever.
+        assert {path.name.split("_")[0] for path in counts.glob(f"*_{victim.pid}.db")} <= {
+            "counter",
+            "histogram",
+        }
+        assert all(text.count("\nlakeshare_audit_backlog_events ") == 1 for text in texts)
+        assert all(text.count("\nlakeshare_database_up 1.0\n") == 1 for text in texts)
         headers = {"Authorization": f"Bearer {token}"}
         answer = httpx.post(f"{url}{FLIGHTS}/query", headers=headers, timeout=PATIENCE_S)
         assert len(files(answer)) == 3
