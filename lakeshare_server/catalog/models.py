@@ -563,12 +563,16 @@ class AsyncQueryRow(IdRow):
 
 
 class StateRow(Base):
-    """One row: the generation counts the writes that can change what a recipient sees."""
+    """One row: the generation counts the writes that can change what a recipient sees.
+
+    `compatible_from` is the oldest revision of which a lakeshare can use the database.
+    """
 
     __tablename__ = "catalog_state"
 
     key: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
     generation: Mapped[Long]
+    compatible_from: Mapped[Word]
 
 
 class AuditRow(GrowingRow):
