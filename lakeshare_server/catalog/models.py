@@ -337,7 +337,7 @@ class TokenRow(IdRow):
 
     __tablename__ = "tokens"
 
-    recipient_key: Mapped[RecipientKey]
+    recipient_key: Mapped[RecipientKey] = mapped_column(index=True)
     kind: Mapped[str] = mapped_column(ShortText(16), default="bearer")
     digest: Mapped[str] = mapped_column(ShortText(64), unique=True)
     created_at: Mapped[datetime]
