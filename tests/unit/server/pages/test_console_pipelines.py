@@ -233,7 +233,7 @@ def test_settings_of_the_pipelines_that_cannot_be_used_are_named(
 
 
 def test_a_server_without_the_pipelines_states_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli_console, "NEEDED", ("no_such_package",))
+    monkeypatch.setattr("lakeshare_pipelines.cli.NEEDED", ("no_such_package",))
     with a_scene(tmp_path, monkeypatch) as scene:
         owner = browser(scene.administered)
         for path in ("/console/quality", "/console/backups"):
