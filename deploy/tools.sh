@@ -10,7 +10,7 @@ declare -A packages=(
   [kubeconform]=github.com/yannh/kubeconform/cmd/kubeconform@v0.8.0
   [helm]=helm.sh/helm/v3/cmd/helm@v3.22.0
   # Prometheus numbers its module v0.3MM.P for its release 3.MM.P.
-  [promtool]=github.com/prometheus/prometheus/cmd/promtool@v0.314.0
+  [promtool]=github.com/prometheus/prometheus/cmd/promtool@v0.316.0
 )
 go_wheel=1.27.3
 oldest_go=1.26
