@@ -30,6 +30,8 @@ TITLES = {INDEX: "Home", "overview.md": "Overview"}
 FOLDERS = {"docs/adr": DECISIONS, "docs": INDEX}
 LINK = re.compile(r"(?<!`)(\[(?:[^\[\]]|\[[^\]]*\])*\])\(([^)\s#]+)(#[^)\s]*)?\)")
 FENCE = re.compile(r"^( *)(```|~~~).*?^\1\2\s*?$", re.MULTILINE | re.DOTALL)
+PICTURE = re.compile(r"!\[[^\]]*\]\(([\w-]+\.svg)\)")
+STYLE = re.compile(r"\s*<style>.*?</style>", re.DOTALL)
 HEADING = re.compile(r"^(#{2,3}) (.+)$")
 
 # What the search shows first. Long pages have most words of a message, and would win by that.
@@ -113,6 +115,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """The page with links to where the site has their targets, and its rank in the search."""
     name = page.file.src_uri
     page.meta["search"] = {"boost": next(BOOSTS[prefix] for prefix in BOOSTS if name.startswith(prefix))}
+    if name.startswith("concepts/"):
+        markdown = PICTURE.sub(lambda picture: inline_picture(ROOT / "docs/concepts" / picture[1]), markdown)
     sources = {name: source for source, name in OUTSIDE.items()}
     folder = posixpath.dirname(sources.get(name, f"docs/{name}"))
 
@@ -129,6 +133,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         text += LINK.sub(resolve, markdown[kept : fence.start()]) + fence[0]
         kept = fence.end()
     return text + LINK.sub(resolve, markdown[kept:])
+
+
+def inline_picture(path: Path) -> str:
+    """A picture as a part of the page, so that it has the colours of the page."""
+    return f"<figure class=\"concept\">{STYLE.sub('', path.read_text())}</figure>"
 
 
 def add_asset(path: str, files: Files, config: MkDocsConfig) -> str:

@@ -74,6 +74,26 @@ def test_links_to_files_of_the_repository_work(site: Path) -> None:
     assert (site / "files/env.example").read_bytes() == (ROOT / ".env.example").read_bytes()
 
 
+def test_tests_named_in_the_pages_exist() -> None:
+    named = {
+        (page.name, path)
+        for page in (ROOT / "docs").rglob("*.md")
+        if page.parent.name != "adr"
+        for path in re.findall(r"`(tests/[\w/.-]+\.py)`", page.read_text())
+    }
+    assert len({path for _, path in named}) > 50
+    assert {(page, path) for page, path in named if not (ROOT / path).is_file()} == set()
+
+
+def test_each_promise_has_a_picture_in_the_colours_of_the_page(site: Path) -> None:
+    pages = sorted((ROOT / "docs/concepts").glob("*.md"))
+    assert len(pages) == 5
+    for page in pages:
+        text = (site / "concepts" / f"{page.stem}.html").read_text()
+        assert text.count('<svg xmlns="http://www.w3.org/2000/svg" class="concept"') == 1, page.name
+        assert "prefers-color-scheme: dark) { .concept" not in text
+
+
 def test_every_command_is_on_the_site(site: Path) -> None:
     ids = list_ids(site / "reference/commands.html")
     names = [name for name, _ in reference.list_commands()]
