@@ -36,7 +36,7 @@ HEADING = re.compile(r"^(#{2,3}) (.+)$")
 
 # What the search shows first. Long pages have most words of a message, and would win by that.
 BOOSTS = {
-    "reference/errors.md": 3,
+    "reference/errors.md": 4,
     "reference/": 1.5,
     "adr/": 0.2,
     "changelog.md": 0.05,
@@ -137,7 +137,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 def inline_picture(path: Path) -> str:
     """A picture as a part of the page, so that it has the colours of the page."""
-    return f"<figure class=\"concept\">{STYLE.sub('', path.read_text())}</figure>"
+    return f'<figure class="concept">{STYLE.sub("", path.read_text())}</figure>'
 
 
 def add_asset(path: str, files: Files, config: MkDocsConfig) -> str:

@@ -14,8 +14,6 @@ from typing import Any, Literal, get_args, get_origin
 import click
 import typer
 from fastapi import FastAPI
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, Summary
-from prometheus_client import Enum as StateSet
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
@@ -24,6 +22,7 @@ from pydantic_settings import BaseSettings
 from lakeshare_pipelines.cli.main import app as commands
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_server.app import create_app
+from lakeshare_server.metrics import LABELS, Metric, list_metrics
 from lakeshare_server.settings import ServerSettings, StateSettings, StoreSettings
 from tests.builders.error_reference import ROOT, read_texts, write_errors
 
@@ -261,40 +260,24 @@ def write_api() -> str:
 
 # Metrics
 
-KINDS = {
-    Counter: "counter",
-    Gauge: "gauge",
-    Histogram: "histogram",
-    Summary: "summary",
-    Info: "info",
-    StateSet: "enum",
-}
+PROGRAMS = {"server": "Of the server", "pipelines": "Of `lakeshare metrics`"}
 
 
-def list_metrics() -> list[Any]:
-    """The collectors of the server's metrics, with the labels of `LAKESHARE_TELEMETRY_NAMES`, by name."""
-    metrics = type(make_app().state.app_state.metrics)(names=True)
-    [registry] = [one for one in vars(metrics).values() if isinstance(one, CollectorRegistry)]
-    collectors = {one for one in registry._collector_to_names if isinstance(one, tuple(KINDS))}
-    return sorted(collectors, key=lambda one: one._name)
-
-
-def name_metric(collector: Any) -> str:
-    """The name as Prometheus stores it."""
-    return f"{collector._name}_total" if isinstance(collector, Counter) else str(collector._name)
+def name_metric(metric: Metric) -> str:
+    """The name as Prometheus stores it; a histogram has three, which begin with it."""
+    return f"{metric.name}_total" if metric.kind == "counter" else metric.name
 
 
 def write_metrics() -> str:
-    lines = [
-        "# Metrics",
-        "",
-        read_texts()["pages"]["metrics"],
-        "",
-    ]
-    for one in list_metrics():
-        labels = ", ".join(f"`{label}`" for label in one._labelnames)
-        what = f"{KINDS[type(one)]}; labels {labels}" if labels else KINDS[type(one)]
-        lines += [f"### {name_metric(one)}", "", escape(one._documentation), "", what, ""]
+    lines = ["# Metrics", "", read_texts()["pages"]["metrics"], ""]
+    for program, title in PROGRAMS.items():
+        lines += [f"## {title}", ""]
+        for metric in (one for one in list_metrics() if one.program == program):
+            labels = ", ".join(f"`{label}`" for label in metric.labels)
+            what = f"{metric.kind}; labels {labels}" if labels else metric.kind
+            lines += [f"### {name_metric(metric)}", "", escape(metric.help), "", what, ""]
+    lines += ["## Labels", "", "| label | value |", "|---|---|"]
+    lines += [f"| `{label}` | {text} |" for label, text in LABELS.items()]
     return "\n".join(lines)
 
 
