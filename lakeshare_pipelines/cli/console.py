@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cached_property
-from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Generic, Literal, TypeVar
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 from lakeshare_pipelines.backup import model
 from lakeshare_pipelines.backup.config import Backup, load_backups
 from lakeshare_pipelines.backup.points import Points
+from lakeshare_pipelines.cli import find_missing_packages
 from lakeshare_pipelines.contracts import SetContract, load_contracts
 from lakeshare_pipelines.contracts.loader import PACKAGED, list_contract_files
 from lakeshare_pipelines.errors import BackupError, DamagedRecord, ObjectMissing, PipelineError
@@ -37,7 +37,6 @@ from lakeshare_server.settings import StateSettings
 if TYPE_CHECKING:
     from lakeshare_pipelines.backup.run import DrillRecord
 
-NEEDED = ("pyspark", "great_expectations")
 # Staged sets change with each run, points of backups with each day.
 STAGED_LIFE_S, BACKUP_LIFE_S = 2.0, 30.0
 # How long Nessie may take to answer, and how long it is not asked again after it did not.
@@ -55,8 +54,7 @@ def open_console(settings: StateSettings) -> shown.Pipelines:
     Raises:
         ImportError: only the server is installed.
     """
-    missing = [name for name in NEEDED if find_spec(name) is None]
-    if missing:
+    if missing := find_missing_packages():
         raise ImportError(f"{', '.join(missing)} are not installed")
     shared = settings.model_dump(include=set(StateSettings.model_fields))
     return ConsolePipelines(LakeSettings(**shared))

@@ -143,10 +143,10 @@ def find_problems(app_state: AppState) -> list[Problem]:
     """Why this worker is not ready."""
     problems = []
     try:
-        revision = app_state.catalog.revision()
-        if revision != HEAD:
-            reason = f"the catalog is at revision {revision}, this server needs {HEAD}: restart it"
-            problems.append(Problem(CATALOG, reason))
+        state = app_state.catalog.schema_state()
+        if not state.is_usable:
+            reason = f"the catalog is at revision {state.revision}, this server needs {HEAD}"
+            problems.append(Problem(CATALOG, f"{reason}: use the version that migrated it"))
         problems += app_state.write_check.problems()
     except Unavailable as error:
         problems.append(Problem(CATALOG, str(error)))

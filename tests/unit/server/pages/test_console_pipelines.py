@@ -182,7 +182,7 @@ def test_the_system_page_shows_what_runs_without_secrets_and_what_doctor_finds(
         assert "sesame" not in page
         assert "LAKESHARE_METRICS_TOKEN" in page
         assert "(set)" in page
-        assert provider.catalog.revision() in page
+        assert str(provider.catalog.schema_state().revision) in page
         owner.page("/console/tables/lake.followed")
         assert "s ago" in owner.page("/console/system")
         found = owner.send("/console/system", "/console/system/examine", {}, 200).text
@@ -233,7 +233,7 @@ def test_settings_of_the_pipelines_that_cannot_be_used_are_named(
 
 
 def test_a_server_without_the_pipelines_states_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli_console, "NEEDED", ("no_such_package",))
+    monkeypatch.setattr("lakeshare_pipelines.cli.NEEDED", ("no_such_package",))
     with a_scene(tmp_path, monkeypatch) as scene:
         owner = browser(scene.administered)
         for path in ("/console/quality", "/console/backups"):
