@@ -392,9 +392,9 @@ def publish_with_replay(
                 raise
             log.warning("%s; replaying %s", conflict, staged.title)
             time.sleep(random.uniform(0, JITTER_S))  # noqa: S311  two writers in step, not a secret
-            replayed = stage(
-                lake, contract, staged.partitions, staged.run_id, staged.attempt + 1, staged.pins
-            )
+            attempt, run_id = staged.attempt + 1, staged.run_id
+            with run_step("replay", run_id, find_trace(lake, staged.ref), set=contract.name, attempt=attempt):
+                replayed = stage(lake, contract, staged.partitions, run_id, attempt, staged.pins)
             drop_staging_location(lake, contract, staged.ref)
             staged, verdicts = replayed, audit_and_save(lake, contract, replayed)
             if not verdicts.green:

@@ -328,8 +328,12 @@ def a_conflict_is_answered_by_a_replay_and_no_day_is_lost(published_set: Publish
     for day in (MONDAY, TUESDAY):
         published_set.deliver(day, orders(day))
     monday, tuesday = published_set.staged_and_green(MONDAY), published_set.staged_and_green(TUESDAY)
-    published_set.publish_or_replay(*monday)
-    published_set.publish_or_replay(*tuesday)
+    with traced() as collector:
+        published_set.publish_or_replay(*monday)
+        latest = published_set.publish_or_replay(*tuesday)
+    [replay], [staged_again] = collector.by_name("lakeshare.replay"), collector.by_name("lakeshare.stage")
+    assert staged_again.parent_span_id == replay.span_id
+    assert all(str(row.traceparent)[3:35] == replay.trace_id.hex() for row in latest)
     assert {row[0] for row in published_set.rows()} == {MONDAY, TUESDAY}
     assert [p.partition for p in published_set.history()[0]] == [TUESDAY, MONDAY]
     assert [p.rows for p in published_set.latest()] == [6, 2]
