@@ -36,6 +36,9 @@ check: $(READY) ## Lint, format, types, import law, dependencies, spelling
 	$(RUN)codespell
 	$(RUN)python .ci/ratchet.py
 
+check-deploy: $(READY) ## Build and check images and chart, as root (ARGS=--without-images: without root)
+	@bash deploy/check.sh $(ARGS)
+
 bench: $(READY) ## Measure, as ratios of two things in one run (see bench/)
 	@for one in bench/*.py; do case $$one in */__init__.py | */naive_server.py) ;; *) $(RUN)python -m bench.$$(basename $$one .py) ;; esac; done
 
@@ -56,4 +59,4 @@ lock: $(READY) ## Compile requirements.lock again from pyproject.toml
 	$$(cat .venv/.uv) pip compile pyproject.toml --all-extras --group dev --universal --python-version 3.11 \
 	  --generate-hashes --no-emit-index-url --no-emit-find-links --no-header -o requirements.lock
 
-.PHONY: help setup demo demo-clean test campaign check bench bench-server serve dagster fix lock
+.PHONY: help setup demo demo-clean test campaign check check-deploy bench bench-server serve dagster fix lock

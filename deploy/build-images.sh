@@ -75,7 +75,7 @@ make_context() {
   SOURCE_DATE_EPOCH=$(git log -1 --format=%ct 2>/dev/null || echo 315532800) \
     .venv/bin/python -m hatchling build -t wheel -d "$folder/lakeshare" >&2
   cp "deploy/Containerfile.$1" "$folder/Containerfile"
-  [ "$1" = server ] || add_jars "$folder"
+  [ "$1" = server ] || .venv/bin/python deploy/bake_jars.py "$folder/jars" >&2
   echo "$folder"
 }
 
