@@ -98,6 +98,7 @@ runAsNonRoot: true
 runAsUser: 10001
 runAsGroup: 10001
 fsGroup: 10001
+# Only once for a volume: it gives files to the group, and lakeshare refuses keys that others than their owner can read.
 fsGroupChangePolicy: OnRootMismatch
 seccompProfile:
   type: RuntimeDefault
