@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Check what deploy/ has, where that needs Go, root or Debian's packages: `make check-deploy`, which .ci/run calls.
 #
-# deploy/check.sh [--without-images] [chart] [images]
+# deploy/check.sh [--without-images] [chart] [observability] [images]
 #
 # --without-images: leave out what needs root (building and starting images). Anything else that cannot be run here is an
 # error. Parts that need Python alone are tests: tests/unit/deploy.
@@ -76,6 +76,11 @@ LAKESHARE_SIGNING_KEY|--set settings.LAKESHARE_SIGNING_KEY=abc
 REFUSED
 }
 
+check_observability() {
+  bash deploy/observability/check.sh || fail "promtool found errors in deploy/observability"
+  say "observability: passed"
+}
+
 check_images() {
   local need=() base=()
   [ "$(id -u)" = 0 ] || fail "images are unpacked and mounted as root. Run as root, or with --without-images"
@@ -99,11 +104,11 @@ with_images=true
 for argument in "$@"; do
   case $argument in
     --without-images) with_images=false ;;
-    chart | images) parts+=("$argument") ;;
-    *) fail "unknown argument $argument; usage: deploy/check.sh [--without-images] [chart] [images]" ;;
+    chart | observability | images) parts+=("$argument") ;;
+    *) fail "unknown argument $argument; usage: deploy/check.sh [--without-images] [chart] [observability] [images]" ;;
   esac
 done
-[ ${#parts[@]} -gt 0 ] || parts=(chart images)
+[ ${#parts[@]} -gt 0 ] || parts=(chart observability images)
 [ -e .venv/.uv ] || bash deploy/bootstrap.sh
 for part in "${parts[@]}"; do
   if [ "$part" = images ] && ! $with_images; then say "images: left out"; continue; fi
