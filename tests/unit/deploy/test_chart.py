@@ -49,7 +49,8 @@ def test_the_schema_knows_every_setting_and_secret_of_lakeshare() -> None:
         for kind, names in expected.items():
             schema["$defs"][kind]["propertyNames"]["enum"] = names
         SCHEMA_FILE.write_text(json.dumps(schema, indent=2) + "\n")
-    assert {kind: schema["$defs"][kind]["propertyNames"]["enum"] for kind in expected} == expected
+    known = {kind: schema["$defs"][kind]["propertyNames"]["enum"] for kind in expected}
+    assert known == expected, f"run this test with {WRITE}=1 and commit {SCHEMA_FILE.name}"
 
 
 def test_settings_named_in_files_of_deploy_exist() -> None:
