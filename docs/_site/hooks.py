@@ -137,7 +137,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 def inline_picture(path: Path) -> str:
     """A picture as a part of the page, so that it has the colours of the page."""
-    return f"<figure class=\"concept\">{STYLE.sub('', path.read_text())}</figure>"
+    return f'<figure class="concept">{STYLE.sub("", path.read_text())}</figure>'
 
 
 def add_asset(path: str, files: Files, config: MkDocsConfig) -> str:

@@ -94,6 +94,17 @@ def test_each_promise_has_a_picture_in_the_colours_of_the_page(site: Path) -> No
         assert "prefers-color-scheme: dark) { .concept" not in text
 
 
+def test_screenshots_are_those_of_the_browser_tests_and_shown() -> None:
+    """LAKESHARE_WRITE_SNAPSHOTS=1 with `tests/e2e/browser` writes them again."""
+    images = {path.stem: path.stat().st_size for path in (ROOT / "docs/images").iterdir()}
+    conftest = (ROOT / "tests/e2e/browser/conftest.py").read_text()
+    [shown] = re.findall(r"^SHOWN = \((.+)\)$", conftest, re.MULTILINE)
+    assert set(re.findall(r'"([\w-]+)"', shown)) == set(images)
+    assert max(images.values()) <= 150_000
+    pages = "".join(path.read_text() for path in (ROOT / "docs/how-to").glob("*.md"))
+    assert [name for name in images if f"](../images/{name}.png)" not in pages] == []
+
+
 def test_every_command_is_on_the_site(site: Path) -> None:
     ids = list_ids(site / "reference/commands.html")
     names = [name for name, _ in reference.list_commands()]
