@@ -3,6 +3,8 @@
 `docs/index.md` is the one list of pages. Its headings are the sections, and the links below a heading their pages.
 """
 
+import base64
+import hashlib
 import os
 import posixpath
 import re
@@ -32,6 +34,11 @@ LINK = re.compile(r"(?<!`)(\[(?:[^\[\]]|\[[^\]]*\])*\])\(([^)\s#]+)(#[^)\s]*)?\)
 FENCE = re.compile(r"^( *)(```|~~~).*?^\1\2\s*?$", re.MULTILINE | re.DOTALL)
 PICTURE = re.compile(r"!\[[^\]]*\]\(([\w-]+\.svg)\)")
 STYLE = re.compile(r"\s*<style>.*?</style>", re.DOTALL)
+SCRIPT = re.compile(r"<script(?![^>]*\bsrc=)[^>]*>(.*?)</script>", re.DOTALL)
+POLICY = (
+    "default-src 'none'; script-src 'self' {hashes}; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
+    "connect-src 'self'; worker-src 'self'; frame-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'none'"
+)
 HEADING = re.compile(r"^(#{2,3}) (.+)$")
 
 # What the search shows first. Long pages have most words of a message, and would win by that.
@@ -148,3 +155,14 @@ def add_asset(path: str, files: Files, config: MkDocsConfig) -> str:
     if (ROOT / path).is_file() and files.get_file_from_path(name) is None:
         files.append(File.generated(config, name, abs_src_path=str(ROOT / path)))
     return name
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """The page with a policy that lets it request nothing of other hosts, and run no script but its own."""
+    if config.site_url:
+        return output  # of `mkdocs serve`, which adds a script that reloads the page
+    digests = {hashlib.sha256(script.encode()).digest() for script in SCRIPT.findall(output)}
+    hashes = " ".join(sorted(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests))
+    policy = POLICY.format(hashes=hashes)
+    meta = f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+    return output.replace("<head>", f"<head>{meta}", 1)

@@ -1,9 +1,6 @@
 """The documentation site: it builds without a warning, needs no other host, and has and finds all that it documents."""
 
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from html import unescape
 from pathlib import Path
@@ -12,7 +9,7 @@ import pytest
 
 from tests.builders import error_reference as errors
 from tests.builders import reference_pages as reference
-from tests.builders.site_search import SiteSearch
+from tests.builders.documentation_site import SiteSearch, build_site
 
 ROOT = Path(__file__).parents[3]
 REMOTE = re.compile(
@@ -23,18 +20,7 @@ REMOTE = re.compile(
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The built site."""
-    folder = tmp_path_factory.mktemp("docs") / "site"
-    built = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
-        cwd=ROOT,
-        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert built.returncode == 0, built.stderr
-    assert "WARNING" not in built.stderr
-    return folder
+    return build_site(tmp_path_factory.mktemp("docs") / "site")
 
 
 @pytest.fixture(scope="module")
