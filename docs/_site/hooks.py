@@ -132,6 +132,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         if "://" in target or target.startswith("mailto:"):
             return link[0]
         path = posixpath.normpath(posixpath.join(folder, target))
+        if path not in FOLDERS and (ROOT / path).is_dir():
+            return label[1:-1]  # the site has no lists of files
         found = find_page(path) or add_asset(path, files, config)
         return f"{label}({os.path.relpath(found, posixpath.dirname(name) or '.')}{anchor})"
 

@@ -3,19 +3,20 @@
 `make docs-reference` writes them; `tests/unit/repository/test_reference_pages.py` compares them.
 """
 
+import importlib
+import importlib.util
 import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 import click
 import typer
 from fastapi import FastAPI
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, Summary
-from prometheus_client import Enum as StateSet
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
@@ -261,40 +262,48 @@ def write_api() -> str:
 
 # Metrics
 
-KINDS = {
-    Counter: "counter",
-    Gauge: "gauge",
-    Histogram: "histogram",
-    Summary: "summary",
-    Info: "info",
-    StateSet: "enum",
-}
+KINDS = {Counter: "counter", Gauge: "gauge", Histogram: "histogram"}
 
 
-def list_metrics() -> list[Any]:
-    """The collectors of the server's metrics, with the labels of `LAKESHARE_TELEMETRY_NAMES`, by name."""
+class MetricEntry(NamedTuple):
+    """A metric as a scrape has it."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    help: str
+    program: str
+
+
+def list_metrics() -> list[MetricEntry]:
+    """Every metric, with the labels of `LAKESHARE_TELEMETRY_NAMES`, by name."""
+    found = {}
+    # Definitions of all programs, where the server has them in a module of their own.
+    if importlib.util.find_spec("lakeshare_server.metrics") is not None:
+        module = importlib.import_module("lakeshare_server.metrics")
+        for one in (one for one in vars(module).values() if isinstance(one, module.Metric)):
+            found[one.name] = MetricEntry(one.name, one.kind, one.labels, one.help, one.program)
     metrics = type(make_app().state.app_state.metrics)(names=True)
     [registry] = [one for one in vars(metrics).values() if isinstance(one, CollectorRegistry)]
-    collectors = {one for one in registry._collector_to_names if isinstance(one, tuple(KINDS))}
-    return sorted(collectors, key=lambda one: one._name)
-
-
-def name_metric(collector: Any) -> str:
-    """The name as Prometheus stores it."""
-    return f"{collector._name}_total" if isinstance(collector, Counter) else str(collector._name)
+    for one in (one for one in registry._collector_to_names if isinstance(one, tuple(KINDS))):
+        found[one._name] = MetricEntry(
+            one._name, KINDS[type(one)], one._labelnames, one._documentation, "server"
+        )
+    names = {
+        entry: f"{entry.name}_total" if entry.kind == "counter" else entry.name for entry in found.values()
+    }
+    return sorted(entry._replace(name=name) for entry, name in names.items())
 
 
 def write_metrics() -> str:
-    lines = [
-        "# Metrics",
-        "",
-        read_texts()["pages"]["metrics"],
-        "",
-    ]
-    for one in list_metrics():
-        labels = ", ".join(f"`{label}`" for label in one._labelnames)
-        what = f"{KINDS[type(one)]}; labels {labels}" if labels else KINDS[type(one)]
-        lines += [f"### {name_metric(one)}", "", escape(one._documentation), "", what, ""]
+    lines = ["# Metrics", "", read_texts()["pages"]["metrics"], ""]
+    for program in sorted({entry.program for entry in list_metrics()}, reverse=True):
+        lines += [f"## Of the {program}", ""]
+        for entry in list_metrics():
+            if entry.program == program:
+                labels = ", ".join(f"`{label}`" for label in entry.labels)
+                what = f"{entry.kind}; labels {labels}" if labels else entry.kind
+                lines += [f"### {entry.name}", "", escape(entry.help), "", what, ""]
     return "\n".join(lines)
 
 

@@ -114,7 +114,7 @@ def test_every_call_is_on_the_site(site: Path) -> None:
 
 def test_every_metric_is_on_the_site(site: Path) -> None:
     ids = list_ids(site / "reference/metrics.html")
-    names = [reference.name_metric(one) for one in reference.list_metrics()]
+    names = [entry.name for entry in reference.list_metrics()]
     assert len(names) >= 5
     assert [name for name in names if name not in ids] == []
 
@@ -136,7 +136,7 @@ def test_every_error_is_found_by_the_words_of_its_text_in_quotes(search: SiteSea
     for heading, text, location in list_error_locations():
         words = " ".join(word for word in text.split() if not word.strip(".:,").isupper())
         found = search.find(words, is_quoted=True)
-        if location not in found[:5]:
+        if location not in found[:10]:
             missed[heading] = (words, found.index(location) if location in found else None, found[:2])
     assert missed == {}
 
