@@ -158,7 +158,7 @@ def write_settings() -> str:
             if owner is kind:
                 value, default = name_value(field.annotation, field.metadata), show_default(field)
                 lines += [f"#### {variable}", "", escape(field.description or ""), ""]
-                lines += [f"{value}; default {default}" if default else value, ""]
+                lines += [f"Value: {value}." + (f" Default: {default}." if default else ""), ""]
     return "\n".join(lines)
 
 
@@ -302,7 +302,7 @@ def write_metrics() -> str:
         for entry in list_metrics():
             if entry.program == program:
                 labels = ", ".join(f"`{label}`" for label in entry.labels)
-                what = f"{entry.kind}; labels {labels}" if labels else entry.kind
+                what = f"Type: {entry.kind}." + (f" Labels: {labels}." if labels else "")
                 lines += [f"### {entry.name}", "", escape(entry.help), "", what, ""]
     return "\n".join(lines)
 

@@ -54,6 +54,21 @@ def test_no_page_asks_another_host(site: Path) -> None:
     assert {path.name: found[0] for path in files if (found := REMOTE.search(path.read_text()))} == {}
 
 
+# A forge renders lists without an empty line before them; Python-Markdown does not.
+LEFT = re.compile(r"\n\s*(?:[*-]|1\.) |(?:^|\n)\s*\||```|\*\*|\]\(|\{[.:]")
+
+
+def test_no_markdown_is_left_in_the_pages(site: Path) -> None:
+    left = {}
+    for page in site.rglob("*.html"):
+        for article in re.findall(r"<article[^>]*>(.*?)</article>", page.read_text(), re.DOTALL):
+            prose = re.sub(r"<(pre|code|svg).*?</\1>", "code", article, flags=re.DOTALL)
+            for text in re.findall(r"<(?:p|li|td)[^>]*>(.*?)</(?:p|li|td)>", prose, re.DOTALL):
+                if LEFT.search(re.sub(r"<[^>]+>", "", text).strip()):
+                    left[page.name] = text[:200]
+    assert left == {}
+
+
 def test_links_to_files_of_the_repository_work(site: Path) -> None:
     page = (site / "reference/settings.html").read_text()
     assert 'href="../files/env.example"' in page
