@@ -43,7 +43,7 @@ HEADING = re.compile(r"^(#{2,3}) (.+)$")
 
 # What the search shows first. Long pages have most words of a message, and would win by that.
 BOOSTS = {
-    "reference/errors.md": 3,
+    "reference/errors.md": 4,
     "reference/": 1.5,
     "adr/": 0.2,
     "changelog.md": 0.05,

@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cached_property
-from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Generic, Literal, TypeVar
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 from lakeshare_pipelines.backup import model
 from lakeshare_pipelines.backup.config import Backup, load_backups
 from lakeshare_pipelines.backup.points import Points
+from lakeshare_pipelines.cli import find_missing_packages
 from lakeshare_pipelines.contracts import SetContract, load_contracts
 from lakeshare_pipelines.contracts.loader import PACKAGED, list_contract_files
 from lakeshare_pipelines.errors import BackupError, DamagedRecord, ObjectMissing, PipelineError
@@ -37,7 +37,6 @@ from lakeshare_server.settings import StateSettings
 if TYPE_CHECKING:
     from lakeshare_pipelines.backup.run import DrillRecord
 
-NEEDED = ("pyspark", "great_expectations")
 # Staged sets change with each run, points of backups with each day.
 STAGED_LIFE_S, BACKUP_LIFE_S = 2.0, 30.0
 # How long Nessie may take to answer, and how long it is not asked again after it did not.
@@ -55,8 +54,7 @@ def open_console(settings: StateSettings) -> shown.Pipelines:
     Raises:
         ImportError: only the server is installed.
     """
-    missing = [name for name in NEEDED if find_spec(name) is None]
-    if missing:
+    if missing := find_missing_packages():
         raise ImportError(f"{', '.join(missing)} are not installed")
     shared = settings.model_dump(include=set(StateSettings.model_fields))
     return ConsolePipelines(LakeSettings(**shared))
@@ -79,7 +77,7 @@ class ConsolePipelines:
 
     def _list_staged(self) -> shown.StagedSets:
         with _translate_errors():
-            lake, contracts = _RunningLake(self._settings), self._load_contracts()
+            lake, contracts = _RunningLake(self._settings), self.load_contracts()
             of_catalog = [contract for contract in contracts if _is_iceberg(contract)]
             others = [contract for contract in contracts if not _is_iceberg(contract)]
             found = stage.list_staging_locations(lake, others)
@@ -100,7 +98,7 @@ class ConsolePipelines:
 
     def discard(self, reference: str) -> None:
         with _translate_errors():
-            lake, contracts = _RunningLake(self._settings), self._load_contracts()
+            lake, contracts = _RunningLake(self._settings), self.load_contracts()
             try:
                 contract, location = stage.find_staging_location(lake, contracts, reference)
             except stage.UnknownStagingLocation as error:
@@ -110,13 +108,13 @@ class ConsolePipelines:
 
     def list_checks(self, set_name: str) -> Sequence[shown.DeclaredCheck]:
         with _translate_errors():
-            contracts = {contract.name: contract for contract in self._load_contracts()}
+            contracts = {contract.name: contract for contract in self.load_contracts()}
             specs = list_checks(contracts[set_name]) if set_name in contracts else ()
         return [shown.DeclaredCheck(spec.table, spec.name, spec.severity, spec.description) for spec in specs]
 
     def compare_shares(self) -> ShareDiff:
         with _translate_errors():
-            return diff_declared_shares(self._catalog, self._load_contracts())
+            return diff_declared_shares(self._catalog, self.load_contracts())
 
     def list_backups(self) -> Sequence[shown.DeclaredBackup]:
         with _translate_errors():
@@ -203,7 +201,7 @@ class ConsolePipelines:
             raise NotFound("Backup", name)
         return found
 
-    def _load_contracts(self) -> tuple[SetContract, ...]:
+    def load_contracts(self) -> tuple[SetContract, ...]:
         """The contracts, parsed again only when a file has changed."""
         with self._turn:
             state = [

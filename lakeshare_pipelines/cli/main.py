@@ -8,20 +8,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from typer.core import TyperGroup
 
+from lakeshare_pipelines.cli import find_missing_packages
 from lakeshare_pipelines.cli.backup import backup_app, inventory_app
 from lakeshare_pipelines.cli.contract import contract_app, find_contract, list_contracts, load_settings
+from lakeshare_pipelines.cli.metrics import metrics
 from lakeshare_pipelines.cli.project import init, publish
 from lakeshare_pipelines.cli.quarantine import quarantine_app
 from lakeshare_pipelines.cli.quarantine import show as show_quarantine
 from lakeshare_pipelines.cli.restore import restore_app
 from lakeshare_server.cli import add_commands
-from lakeshare_server.errors import LakeshareError
+from lakeshare_server.errors import LakeshareError, Unavailable
 from lakeshare_server.lazy import gc_disabled
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from contextlib import AbstractContextManager
+
+    import click
 
     from lakeshare_pipelines.contracts import SetContract, Table
     from lakeshare_pipelines.settings import LakeSettings
@@ -131,7 +136,24 @@ def _settings(
     return load_settings().model_copy(update={key: value for key, value in given.items() if value})
 
 
+SERVER_PANEL, PIPELINES_PANEL, ABSENT_PANEL = "Server", "Pipelines", "Pipelines (not installed)"
+
+
+class LakeshareCommands(TyperGroup):
+    """The commands of the server and of the pipelines; those of the pipelines need their packages."""
+
+    def resolve_command(
+        self, ctx: "click.Context", args: list[str]
+    ) -> "tuple[str | None, click.Command | None, list[str]]":
+        name, command, rest = super().resolve_command(ctx, args)
+        if getattr(command, "rich_help_panel", None) == ABSENT_PANEL:
+            what = f"`lakeshare {name}` needs the pipelines: {', '.join(find_missing_packages())} are not installed"
+            raise Unavailable(what, "Install them: pip install 'lakeshare[pipelines]'")
+        return name, command, rest
+
+
 app = typer.Typer(
+    cls=LakeshareCommands,
     help="Audit a lakehouse on branches, publish it with a number, share it over OpenSharing.",
     no_args_is_help=True,
     add_completion=False,
@@ -148,7 +170,7 @@ app.add_typer(restore_app, name="restore")
 app.add_typer(snowflake_app, name="snowflake")
 app.command()(init)
 app.command()(publish)
-add_commands(app)
+app.command()(metrics)
 
 
 def main() -> None:
@@ -407,3 +429,20 @@ def _open_catalog() -> "Catalog":
     from lakeshare_server.catalog import open_catalog
 
     return open_catalog(load_settings().catalog_url)
+
+
+def _add_server_commands() -> None:
+    """Mounts the server's commands after those of the pipelines; help shows both in panels of their own."""
+    panel = ABSENT_PANEL if find_missing_packages() else PIPELINES_PANEL
+    for command in app.registered_commands:
+        command.rich_help_panel = panel
+    for group in app.registered_groups:
+        group.rich_help_panel = panel
+    add_commands(app)
+    for command in app.registered_commands:
+        command.rich_help_panel = command.rich_help_panel or SERVER_PANEL
+    for group in app.registered_groups:
+        group.rich_help_panel = getattr(group.rich_help_panel, "value", group.rich_help_panel) or SERVER_PANEL
+
+
+_add_server_commands()

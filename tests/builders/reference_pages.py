@@ -3,20 +3,17 @@
 `make docs-reference` writes them; `tests/unit/repository/test_reference_pages.py` compares them.
 """
 
-import importlib
-import importlib.util
 import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 import click
 import typer
 from fastapi import FastAPI
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
@@ -25,6 +22,7 @@ from pydantic_settings import BaseSettings
 from lakeshare_pipelines.cli.main import app as commands
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_server.app import create_app
+from lakeshare_server.metrics import LABELS, Metric, list_metrics
 from lakeshare_server.settings import ServerSettings, StateSettings, StoreSettings
 from tests.builders.error_reference import ROOT, read_texts, write_errors
 
@@ -262,48 +260,24 @@ def write_api() -> str:
 
 # Metrics
 
-KINDS = {Counter: "counter", Gauge: "gauge", Histogram: "histogram"}
+PROGRAMS = {"server": "Of the server", "pipelines": "Of `lakeshare metrics`"}
 
 
-class MetricEntry(NamedTuple):
-    """A metric as a scrape has it."""
-
-    name: str
-    kind: str
-    labels: tuple[str, ...]
-    help: str
-    program: str
-
-
-def list_metrics() -> list[MetricEntry]:
-    """Every metric, with the labels of `LAKESHARE_TELEMETRY_NAMES`, by name."""
-    found = {}
-    # Definitions of all programs, where the server has them in a module of their own.
-    if importlib.util.find_spec("lakeshare_server.metrics") is not None:
-        module = importlib.import_module("lakeshare_server.metrics")
-        for one in (one for one in vars(module).values() if isinstance(one, module.Metric)):
-            found[one.name] = MetricEntry(one.name, one.kind, one.labels, one.help, one.program)
-    metrics = type(make_app().state.app_state.metrics)(names=True)
-    [registry] = [one for one in vars(metrics).values() if isinstance(one, CollectorRegistry)]
-    for one in (one for one in registry._collector_to_names if isinstance(one, tuple(KINDS))):
-        found[one._name] = MetricEntry(
-            one._name, KINDS[type(one)], one._labelnames, one._documentation, "server"
-        )
-    names = {
-        entry: f"{entry.name}_total" if entry.kind == "counter" else entry.name for entry in found.values()
-    }
-    return sorted(entry._replace(name=name) for entry, name in names.items())
+def name_metric(metric: Metric) -> str:
+    """The name as Prometheus stores it; a histogram has three, which begin with it."""
+    return f"{metric.name}_total" if metric.kind == "counter" else metric.name
 
 
 def write_metrics() -> str:
     lines = ["# Metrics", "", read_texts()["pages"]["metrics"], ""]
-    for program in sorted({entry.program for entry in list_metrics()}, reverse=True):
-        lines += [f"## Of the {program}", ""]
-        for entry in list_metrics():
-            if entry.program == program:
-                labels = ", ".join(f"`{label}`" for label in entry.labels)
-                what = f"Type: {entry.kind}." + (f" Labels: {labels}." if labels else "")
-                lines += [f"### {entry.name}", "", escape(entry.help), "", what, ""]
+    for program, title in PROGRAMS.items():
+        lines += [f"## {title}", ""]
+        for metric in (one for one in list_metrics() if one.program == program):
+            labels = ", ".join(f"`{label}`" for label in metric.labels)
+            what = f"Type: {metric.kind}." + (f" Labels: {labels}." if labels else "")
+            lines += [f"### {name_metric(metric)}", "", escape(metric.help), "", what, ""]
+    lines += ["## Labels", "", "| label | value |", "|---|---|"]
+    lines += [f"| `{label}` | {text} |" for label, text in LABELS.items()]
     return "\n".join(lines)
 
 

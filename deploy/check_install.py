@@ -1,0 +1,248 @@
+"""Installs wheel and sdist into empty environments of each Python, and runs docs/first-steps.md in them.
+
+`make check-install` runs it. Each environment publishes with Spark, serves, reads with the client of Delta Sharing and
+passes the conformance suite. One with the server alone must respond within START_S.
+"""
+
+import argparse
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+import urllib.request
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from deploy.distributions import (
+    LOCK,
+    ROOT,
+    build,
+    clean_variables,
+    find_uv,
+    format_constraints,
+    make_environment,
+)
+
+USABLE = "import ctypes, sqlite3, ssl, sys; print('%d.%d' % sys.version_info[:2], sys.executable)"
+CSV = re.compile(r"^```csv\n(.*?)^```", re.MULTILINE | re.DOTALL)
+COMMANDS = re.compile(r"^\$ (.*)$", re.MULTILINE)
+PIPELINES = ("pipelines", "demo")
+# From the start of `lakeshare serve` until /healthz responds; the first start of a state makes its database.
+START_S = 2.0
+STARTS = 4
+COMMAND_S, READY_S = 300, 60
+
+
+class CheckFailed(Exception):
+    """A command of an environment failed; the text has its output."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of one environment; `problem` is empty if all of it worked."""
+
+    python: str
+    installed: str
+    seconds: float
+    detail: str
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """What all environments are made from."""
+
+    folder: Path
+    wheel: Path
+    sdist: Path
+    constraints: Path
+
+
+def read_supported_pythons() -> list[str]:
+    """The versions that the package states, like `3.11`."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return re.findall(r"Python :: (\d+\.\d+)", "\n".join(project["classifiers"]))
+
+
+def find_pythons(versions: Sequence[str]) -> dict[str, str]:
+    """Paths of the Pythons of this machine by version: of the PATH, pyenv's, and those that uv knows."""
+    candidates = [f"python{version}" for version in versions]
+    candidates += [sys.executable, "/usr/bin/python3", "python3"]
+    candidates += map(str, sorted((Path.home() / ".pyenv" / "versions").glob("*/bin/python3")))
+    for version in versions:
+        found = subprocess.run(
+            [find_uv(), "python", "find", "--no-project", "--no-python-downloads", version],
+            capture_output=True,
+            text=True,
+        )
+        candidates += found.stdout.split()
+    usable: dict[str, str] = {}
+    for candidate in candidates:
+        try:
+            shown = subprocess.run([candidate, "-c", USABLE], capture_output=True, text=True)
+        except OSError:
+            continue
+        version, _, path = shown.stdout.strip().partition(" ")
+        if version in versions and shown.returncode == 0:
+            usable.setdefault(version, path)
+    return {version: usable[version] for version in versions if version in usable}
+
+
+def take_free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def run_command(command: Sequence[str], folder: Path, variables: dict[str, str]) -> str:
+    """What a command prints. Raises CheckFailed if it fails."""
+    ended = subprocess.run(
+        command, cwd=folder, env=variables, capture_output=True, text=True, timeout=COMMAND_S
+    )
+    if ended.returncode:
+        raise CheckFailed(
+            f"$ {shlex.join(command)}\nexit code {ended.returncode}\n{ended.stdout}{ended.stderr}"
+        )
+    return ended.stdout
+
+
+@dataclass(frozen=True)
+class Started:
+    """A server that responds, and the seconds until it did."""
+
+    pid: int
+    seconds: float
+
+
+@contextmanager
+def running_server(command: Sequence[str], folder: Path, variables: dict[str, str]) -> Iterator[Started]:
+    """Runs a server within the block, from its first response on."""
+    port, log = variables["LAKESHARE_PORT"], folder / "server.log"
+    began = time.perf_counter()
+    with (
+        log.open("ab") as output,
+        subprocess.Popen(command, cwd=folder, env=variables, stdout=output, stderr=output) as server,
+    ):
+        try:
+            while not is_healthy(port):
+                if server.poll() is not None or time.perf_counter() - began > READY_S:
+                    raise CheckFailed(f"$ {shlex.join(command)}\nno response\n{log.read_text()}")
+                time.sleep(0.01)
+            yield Started(server.pid, time.perf_counter() - began)
+        finally:
+            server.send_signal(signal.SIGTERM)
+            server.wait(READY_S)
+
+
+def is_healthy(port: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=READY_S) as response:
+            return bool(response.status == 200)
+    except OSError:
+        return False
+
+
+def follow_first_steps(commands: Path, folder: Path) -> str:
+    """Runs the commands of docs/first-steps.md, and the conformance suite against its server; the last result."""
+    page = (ROOT / "docs" / "first-steps.md").read_text()
+    [orders] = CSV.findall(page)
+    (folder / "orders.csv").write_text(orders)
+    variables = clean_variables(commands, {"LAKESHARE_PORT": str(take_free_port())})
+    *before, serve, read = COMMANDS.findall(page)
+    for command in before:
+        run_command(shlex.split(command), folder, variables)
+    with running_server(shlex.split(serve.removesuffix("&")), folder, variables):
+        frame = run_command(shlex.split(read), folder, variables)
+        if len(frame.splitlines()) != len(orders.splitlines()):
+            raise CheckFailed(f"$ {read}\nread other rows than {orders}:\n{frame}")
+        report = run_command(["lakeshare", "conformance", "run", "alice.share"], folder, variables)
+    return f"conformance {report.splitlines()[-1]}"
+
+
+def start_server_alone(commands: Path, folder: Path) -> str:
+    """Starts the server several times; raises CheckFailed if it never responds in time."""
+    variables = clean_variables(commands, {"LAKESHARE_PORT": str(take_free_port())})
+    waits = []
+    for _ in range(STARTS):
+        with running_server(["lakeshare", "serve"], folder, variables) as started:
+            waits.append(started.seconds)
+    # The first start compiles the modules and makes the database.
+    if min(waits[1:]) > START_S:
+        raise CheckFailed(f"the server took {waits} seconds to respond, more than {START_S}")
+    return f"responds after {min(waits[1:]):.1f} s, the first time after {waits[0]:.1f} s"
+
+
+def check_environment(shop: Workshop, version: str, python: str, installed: str) -> Result:
+    """Makes one environment and runs what `installed` asks for: `server`, `wheel` or `sdist`."""
+    folder, began = shop.folder / f"{version}-{installed}", time.monotonic()
+    work = folder / "work"
+    detail = problem = ""
+    try:
+        distribution = shop.sdist if installed == "sdist" else shop.wheel
+        extras = () if installed == "server" else PIPELINES
+        commands = make_environment(folder, python, distribution, shop.constraints, extras)
+        work.mkdir()
+        run = start_server_alone if installed == "server" else follow_first_steps
+        detail = run(commands, work)
+    except (CheckFailed, RuntimeError, subprocess.TimeoutExpired) as error:
+        problem = str(error)
+    return Result(version, installed, time.monotonic() - began, detail, problem)
+
+
+def format_table(results: Sequence[Result]) -> Iterator[str]:
+    yield f"{'PYTHON':8}{'INSTALLED':11}{'RESULT':8}{'SECONDS':>8}"
+    for result in results:
+        outcome = "FAILED" if result.problem else "ok"
+        yield f"{result.python:8}{result.installed:11}{outcome:8}{result.seconds:8.1f}  {result.detail}"
+
+
+def check_all(shop: Workshop, pythons: dict[str, str], jobs: int) -> list[Result]:
+    """One environment for each Python with the wheel, one with the sdist, and the server alone for each Python."""
+    work = [*((version, "wheel") for version in pythons), (list(pythons)[-1], "sdist")]
+    with ThreadPoolExecutor(jobs) as pool:
+        results = list(
+            pool.map(lambda each: check_environment(shop, each[0], pythons[each[0]], each[1]), work)
+        )
+    # One at a time, because the seconds of the start count.
+    return results + [check_environment(shop, *python, "server") for python in pythons.items()]
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(prog="make check-install", description=__doc__)
+    options.add_argument("--python", action="append", help="only this version, like 3.12; may be repeated")
+    options.add_argument("--jobs", type=int, default=2, help="environments at once")
+    options.add_argument("--dist", type=Path, help="folder of a wheel and an sdist, in place of new ones")
+    chosen = options.parse_args()
+    wanted = chosen.python or read_supported_pythons()
+    pythons = find_pythons(wanted)
+    if not pythons:
+        sys.exit(f"check-install: none of Python {', '.join(wanted)} is on this machine")
+    with tempfile.TemporaryDirectory(prefix="lakeshare-install-") as name:
+        folder = Path(name)
+        if chosen.dist is None:
+            build(folder)
+        dist = (chosen.dist or folder).resolve()
+        [wheel], [sdist] = dist.glob("lakeshare-*.whl"), dist.glob("lakeshare-*.tar.gz")
+        constraints = folder / "constraints.txt"
+        constraints.write_text(format_constraints(LOCK.read_text()))
+        results = check_all(Workshop(folder, wheel, sdist, constraints), pythons, chosen.jobs)
+    for result in results:
+        if result.problem:
+            print(f"--- Python {result.python}, {result.installed}\n{result.problem}")
+    print("\n".join(format_table(results)))
+    for version in sorted(set(wanted) - set(pythons)):
+        print(f"Python {version} is not on this machine: not checked")
+    sys.exit(any(result.problem for result in results))
+
+
+if __name__ == "__main__":
+    main()
