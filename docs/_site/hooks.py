@@ -8,6 +8,7 @@ import hashlib
 import os
 import posixpath
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,10 @@ POLICY = (
     "default-src 'none'; script-src 'self' {hashes}; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
     "connect-src 'self'; worker-src 'self'; frame-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'none'"
 )
+# Names in code become links to the generated pages, but not inside of links, headings and blocks of code.
+NAMED = ("commands", "settings", "metrics", "errors")
+KEPT = re.compile(r"(<(a|h\d|pre)\b.*?</\2>)", re.DOTALL)
+CODE = re.compile(r"<code>([^<]+)</code>")
 HEADING = re.compile(r"^(#{2,3}) (.+)$")
 
 # What the search shows first. Long pages have most words of a message, and would win by that.
@@ -142,6 +147,36 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         text += LINK.sub(resolve, markdown[kept : fence.start()]) + fence[0]
         kept = fence.end()
     return text + LINK.sub(resolve, markdown[kept:])
+
+
+@cache
+def list_names() -> dict[str, str]:
+    """The headings of the generated pages that are commands, settings, metrics and codes, with their places."""
+    names = {}
+    for page in NAMED:
+        for heading in re.findall(
+            r"^#{2,4} (.+)$", (ROOT / f"docs/reference/{page}.md").read_text(), re.MULTILINE
+        ):
+            if "_" in heading or heading.startswith("lakeshare "):
+                names.setdefault(heading, f"reference/{page}.html#{heading.lower().replace(' ', '-')}")
+    return names
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """The page with links from commands, settings, metrics and codes to what the reference has of them."""
+    here = posixpath.dirname(page.file.dest_uri)
+
+    def link(code: re.Match[str]) -> str:
+        words = code[1].split(" ")
+        begins = (" ".join(words[:count]) for count in range(min(len(words), 4), 0, -1))
+        place = next((list_names()[name] for name in begins if name in list_names()), None)
+        return code[0] if place is None else f'<a href="{os.path.relpath(place, here or ".")}">{code[0]}</a>'
+
+    # Two groups of the pattern: text, what is kept, its tag, text, …
+    parts = KEPT.split(html)
+    return "".join(
+        CODE.sub(link, part) if place % 3 == 0 else part for place, part in enumerate(parts) if place % 3 != 2
+    )
 
 
 def inline_picture(path: Path) -> str:

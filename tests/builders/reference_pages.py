@@ -116,7 +116,8 @@ def name_type(kind: click.ParamType) -> str:
 
 def escape(text: str) -> str:
     """A text for a cell: names in angle brackets and columns of tables stay text."""
-    parts = re.split(r"(`[^`]*`)", " ".join(text.split()))
+    named = re.sub(r"(?<!`)\bLAKESHARE_[A-Z0-9_]+\b(?!`)", r"`\g<0>`", " ".join(text.split()))
+    parts = re.split(r"(`[^`]*`)", named)
     return "".join(
         part.replace("|", "\\|") if part.startswith("`") else
         part.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*").replace("_", "\\_")

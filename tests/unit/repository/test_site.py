@@ -106,6 +106,20 @@ def test_screenshots_are_those_of_the_browser_tests_and_shown() -> None:
     assert [name for name in images if f"](../images/{name}.png)" not in pages] == []
 
 
+def test_names_in_code_lead_to_the_reference(site: Path) -> None:
+    for page, link in (
+        ("how-to/use-the-console.html", '"../reference/settings.html#lakeshare_console_session_s"'),
+        ("how-to/invite-a-recipient.html", '"../reference/commands.html#lakeshare-recipient-revoke"'),
+        ("reference/serveability.html", '"errors.html#row_level_deletes"'),
+        ("how-to/watch-who-reads-what.html", '"../reference/metrics.html#lakeshare_database_up"'),
+    ):
+        assert f"<a href={link}" in (site / page).read_text(), page
+    targets = {path.name: list_ids(path) for path in (site / "reference").glob("*.html")}
+    for page in site.rglob("*.html"):
+        for name, anchor in re.findall(r'href="[^"]*?(\w+\.html)#([\w-]+)"><code>', page.read_text()):
+            assert anchor in targets[name], (page.name, name, anchor)
+
+
 def test_every_command_is_on_the_site(site: Path) -> None:
     ids = list_ids(site / "reference/commands.html")
     names = [name for name, _ in reference.list_commands()]
