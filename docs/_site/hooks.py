@@ -167,8 +167,11 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
     here = posixpath.dirname(page.file.dest_uri)
 
     def link(code: re.Match[str]) -> str:
+        if len(code[1]) > 30 and "/" in code[1] and " " not in code[1]:
+            return f"<code>{code[1].replace('/', '/<wbr>')}</code>"  # long paths may break in cells
         words = code[1].split(" ")
-        begins = (" ".join(words[:count]) for count in range(min(len(words), 4), 0, -1))
+        begins = [" ".join(words[:count]) for count in range(min(len(words), 4), 0, -1)]
+        begins += re.findall(r"^\w+(?=[{=])", code[1])  # a metric with labels, a setting with a value
         place = next((list_names()[name] for name in begins if name in list_names()), None)
         return code[0] if place is None else f'<a href="{os.path.relpath(place, here or ".")}">{code[0]}</a>'
 

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from functools import cache
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -244,7 +245,10 @@ def write_api() -> str:
         ]
         found = [one for one in listed if one[1].startswith(prefix)]
         listed = [one for one in listed if one not in found]
-        lines += [f"| {methods} | `{path}` | {texts[name]} |" for methods, path, name in found]
+        lines += [
+            f"| {methods} | `{path}` | {texts[name]} |"
+            for methods, path, name in sorted(found, key=itemgetter(1, 0))
+        ]
         lines.append("")
     lines += ["## Admin API", "", read_texts()["sections"]["Admin API"], ""]
     calls = list(list_admin_calls())
