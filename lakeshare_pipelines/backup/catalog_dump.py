@@ -1,17 +1,15 @@
 """Dump and restore of the catalog of a point: ledger, shares, grants, contracts and Nessie's main."""
 
 import datetime as dt
-import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from importlib.metadata import version
-from itertools import islice
 from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
-from sqlalchemy import JSON, Connection, DateTime, MetaData, Table, delete, func, select, text
+from sqlalchemy import Table, func, select
 from sqlalchemy.orm import Session
 
 from lakeshare_pipelines.backup.config import Backup
@@ -23,8 +21,15 @@ from lakeshare_pipelines.nessie.client import Nessie
 from lakeshare_pipelines.nessie.server import nessie_dir, nessie_for
 from lakeshare_pipelines.settings import NESSIE, LakeSettings
 from lakeshare_server.catalog import Catalog, open_catalog
-from lakeshare_server.catalog.database import HEAD, WRITES, new_catalog
-from lakeshare_server.catalog.models import AuditChainRow, Base, EvidenceRow, PublicationRow, UtcDateTime
+from lakeshare_server.catalog.database import HEAD, WRITES, migrate, new_catalog
+from lakeshare_server.catalog.models import AuditChainRow, Base, EvidenceRow, PublicationRow
+from lakeshare_server.catalog.transfer import (
+    dump_rows,
+    find_filled_tables,
+    insert_rows,
+    reflect_tables,
+    to_json_line,
+)
 from lakeshare_server.storage.stores import write_file
 from lakeshare_server.tables.index import index_path, sync_folder
 
@@ -115,64 +120,11 @@ LEFT_OUT = frozenset(
         "async_queries", "set_locks", "allowances",
     }
 )  # fmt: skip
-GENERATION = "catalog_state"
-AT_ONCE = 1000
 
 
 def list_dumped_tables() -> list[Table]:
     """The dumped tables, referenced tables first."""
     return [table for table in Base.metadata.sorted_tables if table.name not in LEFT_OUT]
-
-
-def dump_rows(session: Session, table: Table) -> Iterator[bytes]:
-    """Each row of a table as a line of JSON, in the order of the primary key; times are ISO 8601 in UTC."""
-    rows = select(table).order_by(*table.primary_key)
-    with closing(session.execute(rows, execution_options={"yield_per": AT_ONCE})) as found:
-        for row in found.mappings():
-            values = {
-                name: value.astimezone(dt.UTC).isoformat() if isinstance(value, dt.datetime) else value
-                for name, value in row.items()
-            }
-            yield _to_json_line(values)
-
-
-def reflect_tables(connection: Connection, names: Sequence[str]) -> list[Table]:
-    """The tables of a database with the columns of its own revision, in the order of `names`."""
-    metadata = MetaData()
-    metadata.reflect(connection)
-    found = [metadata.tables[name] for name in names]
-    for table in found:
-        for column in table.columns:
-            if isinstance(column.type, DateTime):
-                column.type = UtcDateTime()
-            elif isinstance(column.type, JSON):
-                column.type = JSON(none_as_null=True)
-    return found
-
-
-def insert_rows(connection: Connection, table: Table, lines: Iterator[bytes]) -> int:
-    if table.name == GENERATION:
-        connection.execute(delete(table))
-    times = {column.name for column in table.columns if isinstance(column.type, UtcDateTime)}
-    rows, count = map(json.loads, lines), 0
-    while some := list(islice(rows, AT_ONCE)):
-        for row in some:
-            for name in times & row.keys():
-                row[name] = row[name] and dt.datetime.fromisoformat(row[name])
-        if table.name == GENERATION:
-            # Responses that were cached for the lost database must not be valid for this one.
-            some = [{**row, "generation": row["generation"] + 1} for row in some]
-        connection.execute(table.insert(), some)
-        count += len(some)
-    if connection.dialect.name == "postgresql" and "key" in table.columns:
-        # PostgreSQL's sequences do not advance when keys are given.
-        owned = text("SELECT pg_get_serial_sequence(:table, 'key')")
-        sequence = connection.execute(owned, {"table": table.name}).scalar()
-        highest = connection.execute(select(func.max(table.c.key))).scalar()
-        if sequence is not None and highest is not None:
-            setval = text("SELECT setval(:sequence, :highest)")
-            connection.execute(setval, {"sequence": sequence, "highest": highest})
-    return count
 
 
 PROGRESS_INDEXES = 100
@@ -215,10 +167,10 @@ def restore_catalog(
                     reason = f"it has {count} rows, not {dumped.rows}"
                     raise BackupError(f"table {table.name} of the dump", reason, OTHER_POINT)
                 rows[table.name] = count
+        # An older lakeshare's dump is restored into tables of its revision, then migrated.
+        migrate(catalog, with_copy=False)
     finally:
         catalog.close()
-    # An older lakeshare's dump is restored into tables of its revision, then migrated.
-    open_catalog(settings.catalog_url).close()
     contracts = []
     if contracts_to is not None:
         for file in manifest.contracts:
@@ -232,10 +184,7 @@ def restore_catalog(
 
 def _require_empty(catalog: Catalog, manifest: Manifest) -> None:
     with catalog.engine.connect() as connection:
-        # The row of the generation exists from the beginning.
-        names = [table.name for table in manifest.tables if table.name != GENERATION]
-        tables = reflect_tables(connection, names)
-        filled = [table.name for table in tables if connection.execute(select(table).limit(1)).first()]
+        filled = find_filled_tables(connection, [table.name for table in manifest.tables])
     if filled:
         location = catalog.engine.url.set(query={}).render_as_string(hide_password=True)
         reason = f"it is not empty: there are rows in {', '.join(filled)}"
@@ -379,10 +328,6 @@ def _dump_nessie(settings: LakeSettings, dump: _Dump) -> DumpedNessie | None:
         head = nessie.reference("main").hash
         contents = sorted(nessie.contents(f"main@{head}"))
         records = ({"table": table, **asdict(content)} for table, content in contents)
-        state = dump.lines("nessie/main", map(_to_json_line, records))
-        log = dump.lines("nessie/log", map(_to_json_line, nessie.log(f"main@{head}")))
+        state = dump.lines("nessie/main", map(to_json_line, records))
+        log = dump.lines("nessie/log", map(to_json_line, nessie.log(f"main@{head}")))
     return DumpedNessie(hash=head, tables=len(contents), state=state, log=log)
-
-
-def _to_json_line(record: object) -> bytes:
-    return json.dumps(record, separators=(",", ":")).encode() + b"\n"

@@ -10,9 +10,9 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from sqlalchemy import Connection, Engine, TextClause, UpdateBase, create_engine, event, inspect, text, update
 from sqlalchemy.engine import URL, ExceptionContext, make_url
@@ -146,6 +146,9 @@ NOTICE_LOSS = {
 ENDS_CONNECTION = ("08", "57P")
 # SQLite gives every reader a snapshot of its own; PostgreSQL does when asked.
 READ_OPTIONS = {"postgresql": {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}}
+# The first revision with a floor of its own; older databases can be used by their own revision only.
+COMPATIBLE_SINCE = "0018"
+COMPATIBLE_FROM = "SELECT compatible_from FROM catalog_state"
 # Any number that no other program uses for an advisory lock in this database.
 MIGRATION_LOCK = 7_161_433
 USABLE_URL = (
@@ -153,6 +156,24 @@ USABLE_URL = (
 )
 
 _log = logging.getLogger(__name__)
+
+
+class SchemaState(NamedTuple):
+    """The migration of a database, None without tables; and the oldest one of which a lakeshare can use it."""
+
+    revision: str | None
+    compatible_from: str | None = None
+
+    @property
+    def is_newer(self) -> bool:
+        return self.revision is not None and self.revision > HEAD
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether this lakeshare can read and write the database as it is."""
+        if self.is_newer:
+            return self.compatible_from is not None and self.compatible_from <= HEAD
+        return self.revision == HEAD
 
 
 class Catalog:
@@ -203,11 +224,11 @@ class Catalog:
         except (DBAPIError, PoolTimeout, sqlite3.Error) as error:
             raise self._unavailable(error) from error
 
-    def revision(self) -> str | None:
-        """The migration of the database, None for an empty one; raises Unavailable."""
+    def schema_state(self) -> SchemaState:
+        """The migration of the database, and whether this lakeshare can use it; raises Unavailable."""
         try:
             with self.engine.connect() as connection:
-                return _revision(connection)
+                return read_schema_state(connection)
         except SQLAlchemyError as error:
             raise self._unavailable(error) from error
 
@@ -237,21 +258,27 @@ class Catalog:
 
 
 def open_catalog(url: str) -> Catalog:
-    """Opens the catalog at an SQLAlchemy URL; creates and migrates its database if necessary.
+    """Opens the catalog at an SQLAlchemy URL; creates its database if necessary.
+
+    An older SQLite file is copied, then migrated. A database on a server is shared by several hosts and stays as it is.
 
     Raises:
         BadRequest: the URL cannot be used.
-        CatalogConflict: a newer lakeshare has migrated the database.
-        Unavailable: the database cannot be reached or written.
+        CatalogConflict: a newer lakeshare has migrated the database, or `lakeshare db upgrade` has to.
+        Unavailable: the database cannot be reached, copied or written.
     """
     hint = "Check that the database is there and writable (LAKESHARE_DATABASE_URL, LAKESHARE_STATE_DIR)."
     catalog = Catalog(_engine(url))
-    with _describing_failure(catalog.engine, "opened", hint):
+    with describing_failure(catalog.engine, "opened", hint):
         with catalog.engine.connect() as connection:
-            is_old = _revision(connection) != HEAD
-        if is_old:
-            _migrate(catalog, HEAD)
-    return catalog
+            state = read_schema_state(connection)
+        if state.is_usable:
+            return catalog
+        if state.revision is None or (database_file(url) is not None and not state.is_newer):
+            migrate(catalog)
+            return catalog
+    catalog.engine.dispose()
+    raise _conflict(state)
 
 
 def open_existing_catalog(url: str) -> Catalog | None:
@@ -262,24 +289,31 @@ def open_existing_catalog(url: str) -> Catalog | None:
         CatalogConflict: another lakeshare has migrated the database, or this one has not migrated it yet.
         Unavailable: the database cannot be reached.
     """
-    file = database_file(url)
-    if file is not None and not file.exists():
+    catalog = connect_catalog(url)
+    if catalog is None:
         return None
-    catalog = Catalog(_engine(url))
-    with (
-        _describing_failure(catalog.engine, "opened", USABLE_URL),
-        catalog.engine.connect() as connection,
-    ):
-        revision = _revision(connection)
-    if revision == HEAD:
+    with describing_failure(catalog.engine, "opened", USABLE_URL), catalog.engine.connect() as connection:
+        state = read_schema_state(connection)
+    if state.is_usable:
         return catalog
     catalog.engine.dispose()
-    if revision is None:
+    if state.revision is None:
         return None
-    raise CatalogConflict(
-        f"the catalog is at revision {revision}, this lakeshare reads {HEAD}",
-        "Use the version of the server and the pipelines; a newer one migrates the catalog when they start.",
-    )
+    raise _conflict(state)
+
+
+def connect_catalog(url: str) -> Catalog | None:
+    """The catalog at an SQLAlchemy URL, whatever its revision; None without a file. For what upgrades and copies."""
+    file = database_file(url)
+    return None if file is not None and not file.exists() else Catalog(_engine(url))
+
+
+def _conflict(state: SchemaState) -> CatalogConflict:
+    if state.is_newer:
+        what = f"the catalog is at revision {state.revision}, this lakeshare knows up to {HEAD}"
+        return CatalogConflict(what, "Use the lakeshare version that migrated it, or a newer one.")
+    what = f"the catalog is at revision {state.revision}, this lakeshare needs {HEAD}"
+    return CatalogConflict(what, "Run `lakeshare db upgrade`, which backs it up first.")
 
 
 def new_catalog(url: str, revision: str) -> Catalog:
@@ -293,11 +327,11 @@ def new_catalog(url: str, revision: str) -> Catalog:
         Unavailable: the database cannot be reached or written.
     """
     catalog = Catalog(_engine(url))
-    with _describing_failure(catalog.engine, "made", USABLE_URL):
+    with describing_failure(catalog.engine, "made", USABLE_URL):
         with catalog.engine.connect() as connection:
-            existing = _revision(connection)
+            existing = read_schema_state(connection).revision
         if existing is None:
-            _migrate(catalog, revision)
+            migrate(catalog, revision)
     if existing not in {None, revision}:
         catalog.engine.dispose()
         raise CatalogConflict(
@@ -307,7 +341,8 @@ def new_catalog(url: str, revision: str) -> Catalog:
 
 
 @contextmanager
-def _describing_failure(engine: Engine, action: str, fix: str) -> Iterator[None]:
+def describing_failure(engine: Engine, action: str, fix: str) -> Iterator[None]:
+    """Raises Unavailable, which names the database and the failed action, for its errors in the block."""
     try:
         yield
     except DatabaseError as error:
@@ -420,32 +455,73 @@ def _begin_sqlite(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
-def _revision(connection: Connection) -> str | None:
-    if not inspect(connection).has_table("alembic_version"):
-        return None
-    return connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+def read_schema_state(connection: Connection) -> SchemaState:
+    """The migration of the database of a connection, and the oldest one that can use it."""
+    inspector = inspect(connection)
+    if not inspector.has_table("alembic_version"):
+        return SchemaState(None)
+    revision = connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+    if revision is None or revision < COMPATIBLE_SINCE:
+        return SchemaState(revision)
+    return SchemaState(revision, connection.execute(text(COMPATIBLE_FROM)).scalar())
 
 
-def _migrate(catalog: Catalog, revision: str) -> None:
+def migrate(catalog: Catalog, revision: str | None = None, *, with_copy: bool = True) -> None:
+    """Brings the database to a revision, the newest by default, whole or not at all; first copies an SQLite file.
+
+    Raises:
+        CatalogConflict: the database is at a revision that this lakeshare does not know.
+        Unavailable: the file cannot be copied.
+    """
     from alembic import command
     from alembic.config import Config
     from alembic.util import CommandError
 
+    revision = revision or HEAD
     with catalog.engine.execution_options(**{WRITES: True}).begin() as connection:
         if connection.dialect.name == "postgresql":
             connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": MIGRATION_LOCK})
-        current = _revision(connection)
-        if current == revision:
+        state = read_schema_state(connection)
+        if state.revision == revision:
             return
+        if state.revision is not None and with_copy:
+            copy_database_file(catalog.engine.url, state.revision)
         config = Config(attributes={"connection": connection})
         config.set_main_option("script_location", str(MIGRATIONS))
         try:
             command.upgrade(config, revision)
         except CommandError as error:
-            raise CatalogConflict(
-                f"the catalog is at revision {current or revision}, this lakeshare knows up to {HEAD}",
-                "Use the lakeshare version that migrated it, or a newer one.",
-            ) from error
+            raise _conflict(SchemaState(state.revision or revision)) from error
+
+
+def copy_path(file: Path, revision: str) -> Path:
+    """Where the copy of an SQLite file is that a migration from `revision` makes: beside it."""
+    return file.with_name(f"{file.name}.{revision}")
+
+
+def copy_database_file(url: URL, revision: str) -> Path | None:
+    """Copies a catalog's SQLite file beside it, as of its last commit, before it is migrated; None for other databases.
+
+    Raises:
+        Unavailable: it cannot be copied. There is no copy then.
+    """
+    file = database_file(url.render_as_string(hide_password=False))
+    if file is None or not file.exists():
+        return None
+    copy = copy_path(file, revision)
+    part = copy.with_name(f"{copy.name}.part")
+    try:
+        part.unlink(missing_ok=True)
+        os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        with closing(sqlite3.connect(file)) as source, closing(sqlite3.connect(part)) as target:
+            source.backup(target)
+        part.replace(copy)
+    except (OSError, sqlite3.Error) as error:
+        part.unlink(missing_ok=True)
+        fix = "Make room beside it, or check the folder's mode: it is migrated only with a copy of it."
+        raise Unavailable(f"the catalog's file {file} cannot be copied to {copy}: {error}", fix) from error
+    _log.info("copied the catalog of revision %s to %s before its migration", revision, copy)
+    return copy
 
 
 @contextmanager

@@ -337,7 +337,7 @@ class TokenRow(IdRow):
 
     __tablename__ = "tokens"
 
-    recipient_key: Mapped[RecipientKey]
+    recipient_key: Mapped[RecipientKey] = mapped_column(index=True)
     kind: Mapped[str] = mapped_column(ShortText(16), default="bearer")
     digest: Mapped[str] = mapped_column(ShortText(64), unique=True)
     created_at: Mapped[datetime]
@@ -563,12 +563,16 @@ class AsyncQueryRow(IdRow):
 
 
 class StateRow(Base):
-    """One row: the generation counts the writes that can change what a recipient sees."""
+    """One row: the generation counts the writes that can change what a recipient sees.
+
+    `compatible_from` is the oldest revision of which a lakeshare can use the database.
+    """
 
     __tablename__ = "catalog_state"
 
     key: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
     generation: Mapped[Long]
+    compatible_from: Mapped[Word]
 
 
 class AuditRow(GrowingRow):

@@ -9,6 +9,7 @@ import typer
 from lakeshare_conformance.command import conformance_app
 from lakeshare_server.cli.admin import admin_app, audit_app, print_first_key, usage
 from lakeshare_server.cli.console import AsJson, open_provider, open_state_catalog, print_json, print_table
+from lakeshare_server.cli.database import db_app
 from lakeshare_server.cli.evidence import evidence_app
 from lakeshare_server.cli.impersonation import as_app
 from lakeshare_server.cli.recipients import activate, group_app, recipient_app
@@ -34,7 +35,7 @@ def add_commands(app: typer.Typer) -> None:
     groups = {"recipient": recipient_app, "group": group_app, "share": share_app, "table": table_app}
     groups["webhook"] = webhook_app
     groups |= {"admin": admin_app, "as": as_app, "conformance": conformance_app, "audit": audit_app}
-    groups["evidence"] = evidence_app
+    groups |= {"evidence": evidence_app, "db": db_app}
     for name, group in groups.items():
         app.add_typer(group, name=name)
 

@@ -191,9 +191,10 @@ class WriteCheck:
 def _problems(app_state: AppState) -> list[str]:
     problems = []
     try:
-        revision = app_state.catalog.revision()
-        if revision != HEAD:
-            problems.append(f"the catalog is at revision {revision}, this server needs {HEAD}: restart it")
+        state = app_state.catalog.schema_state()
+        if not state.is_usable:
+            what = f"the catalog is at revision {state.revision}, this server needs {HEAD}"
+            problems.append(f"{what}: use the version that migrated it")
         problems += app_state.write_check.problems()
     except Unavailable as error:
         problems.append(str(error))

@@ -4,15 +4,17 @@ And copies of an SQLite database that has it: migrating one takes thirty times a
 """
 
 import re
+import shutil
 import tempfile
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 from sqlalchemy import Connection, Engine, inspect, text
 
-from lakeshare_server.catalog import Catalog, open_catalog
+from lakeshare_server.catalog import Catalog, database, open_catalog
 from lakeshare_server.catalog.database import database_file
 from lakeshare_server.settings import make_private
 
@@ -61,6 +63,31 @@ def _migrated() -> bytes:
         file = Path(folder) / "lakeshare.db"
         open_catalog(f"sqlite:///{file}").close()
         return file.read_bytes()
+
+
+MIGRATION = '''"""A later one."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision, down_revision, branch_labels, depends_on = "{next}", "{head}", None, None
+
+
+def upgrade() -> None:
+    {statement}
+'''
+
+
+def add_migration(folder: Path, monkeypatch: pytest.MonkeyPatch, statement: str) -> str:
+    """Let this process be a newer lakeshare, with one more migration; returns its revision."""
+    head = database.HEAD
+    revision = f"{int(head) + 1:04}"
+    shutil.copytree(database.MIGRATIONS, folder)
+    text = MIGRATION.format(next=revision, head=head, statement=statement)
+    (folder / "versions" / f"{revision}_later.py").write_text(text)
+    monkeypatch.setattr(database, "MIGRATIONS", folder)
+    monkeypatch.setattr(database, "HEAD", revision)
+    return revision
 
 
 def schema_lines(engine: Engine) -> list[str]:

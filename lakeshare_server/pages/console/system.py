@@ -145,7 +145,7 @@ def _render(
         problem=problem,
         missing=missing,
         database=url.render_as_string(hide_password=True),
-        revision=app_state.catalog.revision(),
+        schema=app_state.catalog.schema_state(),
         expected_revision=HEAD,
         operations=work,
         services=app_state.services.states(),

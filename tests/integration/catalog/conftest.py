@@ -55,6 +55,18 @@ def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.fixture
+def other_url(request: pytest.FixtureRequest, tmp_path: Path, catalog_url: str) -> Iterator[str]:
+    """A database without tables, of the other kind than the catalog's."""
+    if not catalog_url.startswith("sqlite"):
+        yield f"sqlite:///{tmp_path / 'elsewhere' / 'lakeshare.db'}"
+        return
+    postgres: PostgresServer = request.getfixturevalue("postgres")
+    url = postgres.new_database()
+    yield url
+    postgres.drop_database(url)
+
+
+@pytest.fixture
 def catalog(catalog_url: str) -> Iterator[Catalog]:
     opened = open_catalog(catalog_url)
     yield opened

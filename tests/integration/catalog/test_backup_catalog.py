@@ -2,8 +2,7 @@
 
 import hashlib
 import json
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from lakeshare_pipelines.backup.catalog_dump import (
     LEFT_OUT,
     MANIFEST,
     dump_catalog,
-    dump_rows,
     get_dump_folder,
     list_dumped_tables,
     read_lines,
@@ -30,30 +28,21 @@ from lakeshare_pipelines.contracts.loader import load_contracts
 from lakeshare_pipelines.errors import BackupError
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_server.catalog import Catalog, Evidence, EvidenceStore, Ledger, open_catalog
-from lakeshare_server.catalog import database as database_module
 from lakeshare_server.catalog.credentials import issue_token
 from lakeshare_server.catalog.declared import apply_files
 from lakeshare_server.catalog.models import Base
 from lakeshare_server.catalog.sharing import create_recipient, editing
+from lakeshare_server.catalog.transfer import dump_rows
 from lakeshare_server.errors import CatalogConflict
 from lakeshare_server.nessie import TableContent
 from lakeshare_server.tables.index import index_path
 from tests.builders.applied_files import EVERYTHING, exported
+from tests.builders.database_schema import add_migration
 from tests.builders.publications import a_publication
 from tests.integration.nessie_fixtures import a_running_nessie
 
 DAY = "2026-11-20"
-NEXT = f"{int(database_module.HEAD) + 1:04}"
-LATER = f"""
-import sqlalchemy as sa
-from alembic import op
-
-revision, down_revision, branch_labels, depends_on = "{NEXT}", "{database_module.HEAD}", None, None
-
-
-def upgrade() -> None:
-    op.add_column("recipients", sa.Column("later", sa.Integer(), nullable=False, server_default="7"))
-"""
+LATER = 'op.add_column("recipients", sa.Column("later", sa.Integer(), nullable=False, server_default="7"))'
 SECRETS = list[str]
 
 
@@ -69,14 +58,9 @@ def settings(tmp_path: Path, catalog_url: str) -> LakeSettings:
 
 
 @pytest.fixture
-def elsewhere(request: pytest.FixtureRequest, tmp_path: Path, catalog_url: str) -> Iterator[LakeSettings]:
+def elsewhere(tmp_path: Path, other_url: str) -> LakeSettings:
     """A state folder of another place, and an empty database of the other kind than the catalog's."""
-    url = f"sqlite:///{tmp_path / 'elsewhere' / 'lakeshare.db'}"
-    if catalog_url.startswith("sqlite"):
-        url = request.getfixturevalue("postgres").new_database()
-    yield LakeSettings(_env_file=None, state_dir=tmp_path / "elsewhere", database_url=url)
-    if catalog_url.startswith("sqlite"):
-        request.getfixturevalue("postgres").drop_database(url)
+    return LakeSettings(_env_file=None, state_dir=tmp_path / "elsewhere", database_url=other_url)
 
 
 @pytest.fixture
@@ -206,10 +190,10 @@ def test_a_dump_of_an_older_lakeshare_is_migrated(
 ) -> None:
     dump_catalog(settings, points.backup, points, DAY)
     rows = rows_of(catalog)
-    _add_migration(tmp_path / "migrations", monkeypatch)
+    revision = add_migration(tmp_path / "migrations", monkeypatch, LATER)
     restore_catalog(elsewhere, points, DAY)
     back = open_catalog(elsewhere.catalog_url)
-    assert back.revision() == NEXT
+    assert back.schema_state().revision == revision
     assert rows_of(back) == rows
     with back.reading() as session:
         assert session.execute(text("SELECT DISTINCT later FROM recipients")).scalars().all() == [7]
@@ -299,11 +283,3 @@ def test_nessies_main_is_in_the_dump(tmp_path: Path, points: Points) -> None:
 def _change_manifest(points: Points, **different: object) -> None:
     key = f"{get_dump_folder(points, DAY)}{MANIFEST}"
     points.store.put(key, json.dumps(json.loads(points.store.read(key)) | different).encode())
-
-
-def _add_migration(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let this process be a newer lakeshare, whose catalog has one more column."""
-    shutil.copytree(database_module.MIGRATIONS, folder)
-    (folder / "versions" / f"{NEXT}_later.py").write_text(LATER)
-    monkeypatch.setattr(database_module, "MIGRATIONS", folder)
-    monkeypatch.setattr(database_module, "HEAD", NEXT)

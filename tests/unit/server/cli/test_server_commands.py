@@ -234,5 +234,6 @@ def test_the_commands_are_mounted_on_another_application_as_they_are(run: Runner
             "conformance",
             "audit",
             "evidence",
+            "db",
         ],
     )

@@ -237,7 +237,7 @@ def test_the_system_page_shows_what_runs_without_secrets_and_what_doctor_finds(
         assert "sesame" not in page
         assert "LAKESHARE_METRICS_TOKEN" in page
         assert "(set)" in page
-        assert provider.catalog.revision() in page
+        assert str(provider.catalog.schema_state().revision) in page
         owner.page("/console/tables/lake.followed")
         assert "s ago" in owner.page("/console/system")
         found = owner.send("/console/system", "/console/system/examine", {}, 200).text
