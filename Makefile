@@ -52,6 +52,12 @@ bench: $(READY) ## Measure, as ratios of two things in one run (see bench/)
 bench-server: $(READY) ## Measure the server beside the limit and a naive one, a quarter of an hour (ARGS=--quick: five minutes)
 	@$(RUN)python -m bench.server --docs docs $(ARGS)
 
+docs: $(READY) ## Build the documentation site into site/, broken links are errors (ARGS=serve shows it while pages are edited)
+	@NO_MKDOCS_2_WARNING=1 $(RUN)python -m mkdocs $(or $(ARGS),build)
+
+docs-reference: $(READY) ## Write the generated pages of docs/reference/ again
+	@$(RUN)python -m tests.builders.reference_pages
+
 serve: $(READY) ## Start the sharing server
 	@$(RUN)lakeshare serve
 
@@ -66,4 +72,4 @@ lock: $(READY) ## Compile requirements.lock again from pyproject.toml
 	$$(cat .venv/.uv) pip compile pyproject.toml --all-extras --group dev --universal --python-version 3.11 \
 	  --generate-hashes --no-emit-index-url --no-emit-find-links --no-header -o requirements.lock
 
-.PHONY: help setup demo demo-clean test campaign check check-install prepare-release release bench bench-server serve dagster fix lock
+.PHONY: help setup demo demo-clean test campaign check check-install prepare-release release bench bench-server docs docs-reference serve dagster fix lock

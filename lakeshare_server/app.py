@@ -21,11 +21,12 @@ from uvicorn.supervisors.multiprocess import Multiprocess, Process
 from lakeshare_server.access.rate_limit import TrustedProxies
 from lakeshare_server.catalog import open_catalog
 from lakeshare_server.errors import Unavailable
+from lakeshare_server.metrics import WORKERS_FOLDER, RequestMetrics, forget_worker
 from lakeshare_server.outbound import Services
 from lakeshare_server.pages import activation, console, portal
 from lakeshare_server.pages.portal import LocationSigners, Previews
 from lakeshare_server.pages.rendering import PageHeaders
-from lakeshare_server.routes import evidence, feed, files, health, iceberg, oauth, tables
+from lakeshare_server.routes import evidence, feed, files, health, iceberg, monitoring, oauth, tables
 from lakeshare_server.routes.admin import PREFIX as ADMIN_PREFIX
 from lakeshare_server.routes.admin import admin_api, well_known
 from lakeshare_server.routes.context import AppState
@@ -54,10 +55,11 @@ _log = logging.getLogger(__name__)
 
 def create_app(settings: ServerSettings) -> FastAPI:
     """The application over the catalog of the settings; raises `BadRequest` for a short key or an invalid URL."""
-    metrics = health.Metrics(names=settings.telemetry_names)
+    metrics = RequestMetrics(names=settings.telemetry_names)
     stores = Stores(settings, Services(settings.outside_answer_s, metrics.note_outage))
     app_state = AppState(settings, stores, metrics)
     app_state.write_check = health.WriteCheck(app_state.catalog, settings)
+    app_state.state_metrics = monitoring.StateMetrics(app_state)
     console_work = console.open_console_work(app_state)
 
     @asynccontextmanager
@@ -99,6 +101,7 @@ def create_app(settings: ServerSettings) -> FastAPI:
 def _add_routes(app: FastAPI, prefix: str) -> None:
     """Adds the routes for recipients and probes; `prefix` is that of the protocol."""
     app.include_router(health.router)
+    app.include_router(monitoring.router)
     app.include_router(well_known)
     app.include_router(oauth.iceberg_router)
     for router in (
@@ -185,7 +188,7 @@ def _serve_with_workers(
         timeout_worker_healthcheck=WORKER_ANSWER_S,
     )
     with listening, tempfile.TemporaryDirectory(prefix="lakeshare-metrics-") as folder:
-        os.environ.setdefault(health.WORKERS_FOLDER, folder)
+        os.environ.setdefault(WORKERS_FOLDER, folder)
         if on_ready is not None:
             threading.Thread(target=_announce, args=(settings, on_ready), daemon=True).start()
         _Supervisor(config, [listening]).run()
@@ -217,6 +220,7 @@ class _Supervisor(Multiprocess):
                 self.should_exit.set()
                 return
             if worker.exitcode is not None:
+                forget_worker(worker.pid)
                 self.processes[number] = Process(self.config, self.sockets)
                 self.processes[number].start()
                 self._replied.pop(worker, None)

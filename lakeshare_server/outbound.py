@@ -23,7 +23,8 @@ from threading import Lock, Thread, Timer
 from typing import Generic, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
-from lakeshare_server.errors import LakeshareError, Unavailable
+from lakeshare_server.errors import LakeshareError, StoreMissing, Unavailable
+from lakeshare_server.metrics import PROCESS
 
 ANSWER_S = 15.0
 # A call that fails sooner does not open the circuit breaker.
@@ -71,8 +72,13 @@ class Service:
         self._answered_at = float("-inf")
         self._outage: _Outage | None = None
 
-    def call(self, ask: Callable[[], Answer], no_answer: tuple[type[Exception], ...] = ()) -> Answer:
-        """Returns the result of `ask`, or raises its error.
+    def call(
+        self,
+        ask: Callable[[], Answer],
+        no_answer: tuple[type[Exception], ...] = (),
+        operation: str = "call",
+    ) -> Answer:
+        """Returns the result of `ask`, or raises its error; `operation` is for metrics.
 
         An `Unavailable` of `ask` counts as no response, as do errors of the kinds `no_answer`; others are responses.
 
@@ -80,7 +86,18 @@ class Service:
             Unavailable: no response within `answer_s`; or nothing was called, because too many calls are running or the
                 circuit breaker is open.
         """
-        began = self._enter()
+        began, failure = self._enter(), None
+        try:
+            return self._wait(began, ask, no_answer)
+        except BaseException as error:
+            failure = None if isinstance(error, StoreMissing) else type(error).__name__
+            raise
+        finally:
+            PROCESS.note_call(self.name, operation, time.monotonic() - began, failure)
+
+    def _wait(
+        self, began: float, ask: Callable[[], Answer], no_answer: tuple[type[Exception], ...]
+    ) -> Answer:
         running = _Call(ask, (Unavailable, *no_answer))
         Thread(target=self._run, args=(running,), name=f"call {self.name}", daemon=True).start()
         try:

@@ -212,6 +212,10 @@ class ServerSettings(StateSettings):
     )
     metrics_token: SecretStr | None = None
     """Bearer token that `/metrics` asks for; without one, only programs of this host may read it."""
+    metrics_refresh_s: float = Field(15, ge=0, le=3600)
+    """How often `/metrics` reads the state of the lake from the database, in seconds, and only when it is asked."""
+    metrics_tables: int = Field(200, ge=0, le=10_000)
+    """Most shared tables whose age and freshness goal `/metrics` has, the first by name."""
     telemetry_names: bool = False
     """Whether metrics and traces name recipients; without names by default."""
     trusted_proxies: str = Field(

@@ -145,6 +145,9 @@ class Backup(BaseModel, frozen=True, extra="forbid"):
     first_day: dt.date = Field(
         dt.date(2026, 1, 1), description="The first day of which there can be a point."
     )
+    max_age_hours: int = Field(
+        72, ge=1, description="Greatest age of the newest good point, in hours; above it, metrics alert."
+    )
     copy_limit_bytes: int = Field(
         COPY_LIMIT_BYTES, ge=5 * 1024**2, description="Larger objects are copied in parts."
     )

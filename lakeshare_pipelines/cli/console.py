@@ -77,7 +77,7 @@ class ConsolePipelines:
 
     def _list_staged(self) -> shown.StagedSets:
         with _translate_errors():
-            lake, contracts = _RunningLake(self._settings), self._load_contracts()
+            lake, contracts = _RunningLake(self._settings), self.load_contracts()
             of_catalog = [contract for contract in contracts if _is_iceberg(contract)]
             others = [contract for contract in contracts if not _is_iceberg(contract)]
             found = stage.list_staging_locations(lake, others)
@@ -98,7 +98,7 @@ class ConsolePipelines:
 
     def discard(self, reference: str) -> None:
         with _translate_errors():
-            lake, contracts = _RunningLake(self._settings), self._load_contracts()
+            lake, contracts = _RunningLake(self._settings), self.load_contracts()
             try:
                 contract, location = stage.find_staging_location(lake, contracts, reference)
             except stage.UnknownStagingLocation as error:
@@ -108,13 +108,13 @@ class ConsolePipelines:
 
     def list_checks(self, set_name: str) -> Sequence[shown.DeclaredCheck]:
         with _translate_errors():
-            contracts = {contract.name: contract for contract in self._load_contracts()}
+            contracts = {contract.name: contract for contract in self.load_contracts()}
             specs = list_checks(contracts[set_name]) if set_name in contracts else ()
         return [shown.DeclaredCheck(spec.table, spec.name, spec.severity, spec.description) for spec in specs]
 
     def compare_shares(self) -> ShareDiff:
         with _translate_errors():
-            return diff_declared_shares(self._catalog, self._load_contracts())
+            return diff_declared_shares(self._catalog, self.load_contracts())
 
     def list_backups(self) -> Sequence[shown.DeclaredBackup]:
         with _translate_errors():
@@ -201,7 +201,7 @@ class ConsolePipelines:
             raise NotFound("Backup", name)
         return found
 
-    def _load_contracts(self) -> tuple[SetContract, ...]:
+    def load_contracts(self) -> tuple[SetContract, ...]:
         """The contracts, parsed again only when a file has changed."""
         with self._turn:
             state = [

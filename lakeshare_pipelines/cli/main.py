@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 from lakeshare_pipelines.cli import find_missing_packages
 from lakeshare_pipelines.cli.backup import backup_app, inventory_app
 from lakeshare_pipelines.cli.contract import contract_app, find_contract, list_contracts, load_settings
+from lakeshare_pipelines.cli.metrics import metrics
 from lakeshare_pipelines.cli.project import init, publish
 from lakeshare_pipelines.cli.quarantine import quarantine_app
 from lakeshare_pipelines.cli.quarantine import show as show_quarantine
@@ -169,6 +170,7 @@ app.add_typer(restore_app, name="restore")
 app.add_typer(snowflake_app, name="snowflake")
 app.command()(init)
 app.command()(publish)
+app.command()(metrics)
 
 
 def main() -> None:

@@ -51,6 +51,7 @@ from lakeshare_pipelines.contracts.rules import Assertion, Rule, Severity
 from lakeshare_pipelines.contracts.sources import SourceEntry, Stem
 from lakeshare_server.errors import BadRequest, suggest
 from lakeshare_server.locations import AZURE, GCS, LOCAL, S3, parse_location
+from lakeshare_server.service_levels import find_freshness_goal
 
 Fraction = Annotated[float, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
@@ -643,14 +644,21 @@ class Team:
         return tuple(name if "@" in name else f"team:{name}" for name in owners)
 
 
+def _require_times(properties: Any) -> Any:
+    find_freshness_goal(properties)
+    return properties
+
+
 @declared("authoritative_definitions custom_properties", usage=(str, ""), limitations=(str, ""))
 class Description:
     purpose: Text = ""
 
 
 @declared(
-    "tenant tags data_product support price roles sla_default_element sla_properties authoritative_definitions "
-    "contract_created_ts",
+    "tenant tags data_product support price roles sla_default_element",
+    sla_properties=(Annotated[Any, AfterValidator(_require_times)], None),
+    authoritative_definitions=(Any, None),
+    contract_created_ts=(Any, None),
     api_version=(Annotated[str, Field(pattern=r"^v3\.\d+\.\d+$")], ...),
     kind=(Literal["DataContract"], ...),
     id=(str, ...),

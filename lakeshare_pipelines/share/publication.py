@@ -40,7 +40,14 @@ from lakeshare_pipelines.wap.stage import (
     reseal,
     staging_for,
 )
-from lakeshare_pipelines.wap.staged import CUT_SHORT, Lake, Staged, Verdicts
+from lakeshare_pipelines.wap.staged import (
+    CUT_SHORT,
+    Lake,
+    Staged,
+    Verdicts,
+    get_begin_time,
+    read_traceparent,
+)
 from lakeshare_server.catalog import Catalog, Lease, Ledger, NewPublication, Publication, Sign, lock_set
 from lakeshare_server.tables import describe_index, read_delta
 from lakeshare_server.tables.delta.log import list_for_latest
@@ -125,6 +132,8 @@ def record_landed(
 ) -> list[Publication]:
     """Pin, index and number every table of a set at its state on main; all of them or none."""
     evidence, changes = split_recorded_changes(landed.evidence)
+    ref = landed.staged.ref
+    started_at, traceparent = get_begin_time(lake, ref), read_traceparent(lake, ref)
     rows = [
         pin_publication(
             lake,
@@ -139,6 +148,8 @@ def record_landed(
             contract_digest=landed.staged.contract_digest,
             verdicts=evidence,
             changes_digest=changes.get(table.name),
+            started_at=started_at,
+            traceparent=traceparent,
         )
         for table in contract.tables
     ]

@@ -27,6 +27,7 @@ from lakeshare_pipelines.spark.stores import make_delta_options, translate_delta
 from lakeshare_server.errors import StoreMissing
 from lakeshare_server.lazy import LazyModule
 from lakeshare_server.storage import Stores
+from lakeshare_server.telemetry.tracing import current_traceparent
 
 if TYPE_CHECKING:
     import deltalake
@@ -375,14 +376,29 @@ class Attempt:
 
 
 def record_begin(lake: "Lake", ref: str) -> None:
-    """Record that a staging location is about to be created: its age counts from now, not from main's last commit."""
-    lake.stores.write(f"{_record(lake, ref)}/{BEGUN}", b"{}")
+    """Record that a staging location is about to be created: its age counts from now, not from main's last commit.
+
+    The record has the trace of the run, which ends up in its publications.
+    """
+    traceparent = current_traceparent()
+    record = {} if traceparent is None else {"traceparent": traceparent}
+    lake.stores.write(f"{_record(lake, ref)}/{BEGUN}", json.dumps(record).encode())
 
 
 def get_begin_time(lake: "Lake", ref: str) -> datetime | None:
     """When a staging location was created; None without a record of it."""
     found = lake.stores.head(f"{_record(lake, ref)}/{BEGUN}")
     return None if found is None else _time(found.modified_ms)
+
+
+def read_traceparent(lake: "Lake", ref: str) -> str | None:
+    """The trace of the run that created a staging location; None without a trace or a record."""
+    try:
+        record = json.loads(lake.stores.read(f"{_record(lake, ref)}/{BEGUN}"))
+    except StoreMissing:
+        return None
+    found = record.get("traceparent")
+    return found if isinstance(found, str) else None
 
 
 def save_attempt(lake: "Lake", staged: Staged, verdicts: Verdicts | None = None) -> None:

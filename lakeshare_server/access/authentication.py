@@ -161,6 +161,15 @@ class PresentedCredential:
     def secret(self) -> str:
         return self.header.partition(" ")[2].strip()
 
+    @property
+    def kind(self) -> str:
+        """Of a valid credential: oidc, basic, oauth or bearer."""
+        if self.claims_issuer:
+            return "oidc"
+        if self.scheme == "basic":
+            return "basic"
+        return "oauth" if self.secret.startswith(PREFIX) else "bearer"
+
 
 class Authenticator:
     """Finds the recipients of credentials, and caches them until the catalog changes."""

@@ -29,6 +29,7 @@ from sqlalchemy.orm import Session
 
 from lakeshare_server.catalog.models import StateRow
 from lakeshare_server.errors import BadRequest, CatalogConflict, Unavailable
+from lakeshare_server.metrics import PROCESS
 from lakeshare_server.settings import make_private
 
 # The tables whose rows no recipient sees.
@@ -247,6 +248,7 @@ class Catalog:
             raise self._unavailable(error) from error
 
     def _unavailable(self, error: Exception) -> Unavailable:
+        PROCESS.note_database_error(type(error).__name__)
         # No details of the database for callers: some have no token.
         _log.error("the catalog at %s does not answer: %s", *_describe_failure(self.engine.url, error))
         return Unavailable("the catalog does not answer", "Try again; the server's log says why.")

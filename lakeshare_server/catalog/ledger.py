@@ -44,7 +44,8 @@ class NewPublication:
 
     `changes_digest` is that of its index of changes: None for Delta tables and if no index was built. `schema_id` is
     Iceberg's id of the schema of readers, for followed tables only. `maintenance_of` is the number whose rows it holds
-    in other files, or with fewer snapshots.
+    in other files, or with fewer snapshots. `started_at` is when its run began to stage, `traceparent` the trace of the
+    run (W3C Trace Context); both are None for publications without a run, and of versions before them.
     """
 
     table: str
@@ -70,6 +71,8 @@ class NewPublication:
     rollback_of: int | None = None
     changes_digest: str | None = None
     maintenance_of: int | None = None
+    started_at: datetime | None = None
+    traceparent: str | None = None
 
     @property
     def repeats(self) -> int | None:

@@ -169,6 +169,8 @@ class PublicationRow(GrowingRow):
     published_at: Mapped[datetime]
     changes_digest: Mapped[Word | None]
     maintenance_of: Mapped[Long | None]
+    started_at: Mapped[datetime | None]
+    traceparent: Mapped[Word | None]
 
 
 class EvidenceRow(GrowingRow):

@@ -103,7 +103,9 @@ def insert_rows(connection: Connection, table: Table, lines: Iterator[bytes]) ->
 
 MANIFEST = "manifest.json"
 ANOTHER = "Give a file that `lakeshare db export` wrote."
+REPORTED_ROWS = 10_000
 Report = Callable[[str], None]
+"""Gets a line of progress every `REPORTED_ROWS` rows of a table."""
 
 
 class ExportedTable(BaseModel, frozen=True):
@@ -171,9 +173,9 @@ def _write_archive(archive: zipfile.ZipFile, connection: Connection, report: Rep
                 digest.update(line)
                 member.write(line)
                 rows += 1
+                if rows % REPORTED_ROWS == 0:
+                    report(f"{table.name}: {rows:,} rows")
         tables.append(ExportedTable(name=table.name, rows=rows, sha256=digest.hexdigest()))
-        if rows:
-            report(f"{table.name}: {rows:,} rows")
     manifest = ExportManifest(
         lakeshare=version("lakeshare"),
         revision=revision,
@@ -217,20 +219,20 @@ def _fill(catalog: Catalog, archive: zipfile.ZipFile, manifest: ExportManifest, 
             )
         for exported, table in zip(manifest.tables, reflect_tables(connection, names), strict=True):
             with archive.open(exported.member) as member:
-                lines = _DigestedLines(member)
+                lines = _DigestedLines(member, table.name, report)
                 count = insert_rows(connection, table, iter(lines))
             if count != exported.rows or lines.digest.hexdigest() != exported.sha256:
                 hint = f"{ANOTHER} Its table {table.name} is not what was exported."
                 raise BadRequest("FILE", str(archive.filename), hint)
-            if count:
-                report(f"{table.name}: {count:,} rows")
 
 
 class _DigestedLines:
-    def __init__(self, member: IO[bytes]) -> None:
-        self._member, self.digest = member, sha256()
+    def __init__(self, member: IO[bytes], name: str, report: Report) -> None:
+        self._member, self._name, self._report, self.digest = member, name, report, sha256()
 
     def __iter__(self) -> Iterator[bytes]:
-        for line in self._member:
+        for number, line in enumerate(self._member, 1):
             self.digest.update(line)
+            if number % REPORTED_ROWS == 0:
+                self._report(f"{self._name}: {number:,} rows")
             yield line

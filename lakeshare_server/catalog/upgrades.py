@@ -45,7 +45,7 @@ def upgrade_catalog(url: str, backups: Path | None, report: Callable[[str], None
         database.new_catalog(url, database.HEAD).close()
         return Upgrade(None, database.HEAD, None)
     with closing(catalog):
-        before = catalog.schema_state()
+        before = _read_state(catalog)
         if before.is_usable:
             return Upgrade(before.revision, before.revision or database.HEAD, None)
         backup = None
@@ -53,6 +53,12 @@ def upgrade_catalog(url: str, backups: Path | None, report: Callable[[str], None
             backup = _back_up(catalog, before.revision, backups, report)
         database.migrate(catalog)
     return Upgrade(before.revision, database.HEAD, backup)
+
+
+def _read_state(catalog: Catalog) -> SchemaState:
+    hint = "Check LAKESHARE_DATABASE_URL and LAKESHARE_STATE_DIR."
+    with database.describing_failure(catalog.engine, "read", hint), catalog.engine.connect() as connection:
+        return read_schema_state(connection)
 
 
 def _back_up(
@@ -105,7 +111,7 @@ def check_catalog(url: str) -> DatabaseState:
     if catalog is None:
         return _describe(str(database.database_file(url)), SchemaState(None), ())
     with closing(catalog):
-        state = catalog.schema_state()
+        state = _read_state(catalog)
         location = catalog.engine.url.set(query={}).render_as_string(hide_password=True)
         problems: tuple[str, ...] = ()
         if state.revision is not None:
@@ -156,7 +162,10 @@ def _find_damage(connection: Connection) -> list[str]:
     if connection.dialect.name != "sqlite":
         return []
     found = connection.exec_driver_sql("PRAGMA quick_check(10)").scalars().all()
-    damage = [f"the file is damaged: {line}. Restore a backup" for line in found if line != "ok"]
+    lines = [
+        line for text in found for line in text.splitlines() if line != "ok" and not line.startswith("***")
+    ]
+    damage = [f"the file is damaged: {line}. Restore a backup" for line in lines]
     orphans = connection.exec_driver_sql("PRAGMA foreign_key_check").fetchmany(10)
     return damage + [f"a row of {row[0]} refers to a row of {row[2]} that is missing" for row in orphans]
 

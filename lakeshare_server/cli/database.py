@@ -1,5 +1,6 @@
 """`lakeshare db`: check, upgrade, export and import the database of the catalog."""
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,8 @@ from lakeshare_server.errors import CatalogConflict
 from lakeshare_server.settings import StateSettings
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from lakeshare_server.catalog.upgrades import DatabaseState
 
 db_app = typer.Typer(
@@ -18,8 +21,20 @@ db_app = typer.Typer(
 )
 
 
-def _report(line: str) -> None:
-    typer.echo(f"  {line}", err=True)
+PROGRESS_EVERY_S = 2.0
+
+
+def _print_progress() -> "Callable[[str], None]":
+    """Prints a line of progress at most every two seconds."""
+    printed_at = time.monotonic()
+
+    def report(line: str) -> None:
+        nonlocal printed_at
+        if time.monotonic() - printed_at >= PROGRESS_EVERY_S:
+            printed_at = time.monotonic()
+            typer.echo(f"  {line}", err=True)
+
+    return report
 
 
 @db_app.command("check")
@@ -73,7 +88,7 @@ def upgrade(
 
     settings = StateSettings()
     folder = None if no_backup else backups or settings.state_dir / "catalog-backups"
-    done = upgrade_catalog(settings.catalog_url, folder, _report)
+    done = upgrade_catalog(settings.catalog_url, folder, _print_progress())
     if done.backup is not None:
         typer.echo(f"backup: {done.backup}")
     if done.before is None:
@@ -101,7 +116,7 @@ def export(
     catalog = connect_catalog(settings.catalog_url)
     if catalog is None:
         raise CatalogConflict("there is no catalog", "Check LAKESHARE_STATE_DIR and LAKESHARE_DATABASE_URL.")
-    manifest = export_catalog(catalog, file, _report)
+    manifest = export_catalog(catalog, file, _print_progress())
     catalog.close()
     typer.echo(f"wrote {file}: {manifest.rows:,} rows of revision {manifest.revision}")
 
@@ -113,5 +128,5 @@ def import_file(
     """Fill the empty database of LAKESHARE_DATABASE_URL with a file of `lakeshare db export`: all rows or none."""
     from lakeshare_server.catalog.transfer import import_catalog
 
-    manifest = import_catalog(StateSettings().catalog_url, file, _report)
+    manifest = import_catalog(StateSettings().catalog_url, file, _print_progress())
     typer.echo(f"imported {manifest.rows:,} rows of revision {manifest.revision}")

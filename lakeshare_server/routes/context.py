@@ -47,6 +47,7 @@ from lakeshare_server.catalog.audit.verifications import Verifications
 from lakeshare_server.errors import BadRequest, MalformedRequest, Unauthenticated, Unavailable, shorten_value
 from lakeshare_server.iceberg_rest.scans import IcebergScans, PlanTasks, SignableFiles
 from lakeshare_server.iceberg_rest.tables import IcebergTables
+from lakeshare_server.metrics import RequestMetrics
 from lakeshare_server.outbound import LATER, PAUSE_S
 from lakeshare_server.protocol.feed import FeedTokens
 from lakeshare_server.protocol.lines import HEADER, Capabilities, ResponseFormat, parse_capabilities
@@ -58,7 +59,8 @@ from lakeshare_server.storage import LocalSigner, Signers, Stores, load_key
 from lakeshare_server.versions import Versions
 
 if TYPE_CHECKING:
-    from lakeshare_server.routes.health import Metrics, WriteCheck
+    from lakeshare_server.routes.health import WriteCheck
+    from lakeshare_server.routes.monitoring import StateMetrics
 
 THREADS = 16
 # Pools for requests that read tables of several stores, and for those that wait for a write of the database.
@@ -164,8 +166,9 @@ class AppState:
     """
 
     write_check: "WriteCheck"
+    state_metrics: "StateMetrics"
 
-    def __init__(self, settings: ServerSettings, stores: Stores, metrics: "Metrics") -> None:
+    def __init__(self, settings: ServerSettings, stores: Stores, metrics: RequestMetrics) -> None:
         self.settings, self.metrics, self.services = settings, metrics, stores.services
         self.catalog = catalog = open_catalog(settings.catalog_url)
         key = load_key(settings)
@@ -223,6 +226,7 @@ class AuditRecord:
     rows: int | None = None
     details: dict[str, Any] | None = None
     access: Access | None = None
+    credential: str = "none"
 
 
 @dataclass(frozen=True)
@@ -302,6 +306,7 @@ async def get_recipient_request(http_request: Request) -> RecipientRequest:
     if IMPERSONATION in http_request.scope:
         impersonation: Impersonation = http_request.scope[IMPERSONATION]
         audit_record.recipient, audit_record.principal = impersonation.reader.name, impersonation.principal
+        audit_record.credential = "impersonation"
         generation = await run_in_threadpool(app_state.catalog.generation)
         return RecipientRequest(http_request, app_state, audit_record, impersonation.reader, generation)
     authenticator, catalog = app_state.authenticator, app_state.catalog
@@ -318,6 +323,7 @@ async def get_recipient_request(http_request: Request) -> RecipientRequest:
             pool = SUSPECTS
         access = await app_state.pools.run(pool, authenticator.authenticate, credential, generation)
     audit_record.recipient, audit_record.access = access.reader.name, access
+    audit_record.credential = credential.kind
     authenticator.require_allowed_address(access, credential.address)
     if not app_state.limits.try_count_request(access):
         await run_in_threadpool(app_state.limits.count_request, access)

@@ -34,13 +34,16 @@ from lakeshare_server.errors import (
     Unavailable,
     Unserveable,
 )
+from lakeshare_server.metrics import FinishedRequest, RequestMetrics
 from lakeshare_server.routes.context import AuditRecord
-from lakeshare_server.routes.health import WATCHED_PATHS, Metrics, Trace
+from lakeshare_server.routes.health import WATCHED_PATHS, Trace
 from lakeshare_server.routes.responses import error_response, iceberg_error
 from lakeshare_server.settings import ICEBERG_PATH
 
 BROKEN_OFF = "CONNECTION_LOST"
 FULL_S = 0.1
+# Fields of the record that the event does not have.
+UNRECORDED = frozenset({"access", "credential"})
 NO_RESPONSE = 499  # as web servers log a client that disconnected before its response
 
 _log = logging.getLogger(__name__)
@@ -49,7 +52,9 @@ _log = logging.getLogger(__name__)
 class AuditMiddleware:
     """Writes a request's audit event before its response begins, and again at its end if it changed."""
 
-    def __init__(self, app: ASGIApp, audit: AuditLog, metrics: Metrics, *, names: bool = False) -> None:
+    def __init__(
+        self, app: ASGIApp, audit: AuditLog, metrics: RequestMetrics, *, names: bool = False
+    ) -> None:
         self.app, self.audit = app, audit
         self._metrics, self._names = metrics, names
 
@@ -141,11 +146,11 @@ class _AuditedRequest:
             size_bytes=audit_record.size_bytes,
         )
 
-    def end(self, metrics: Metrics) -> None:
+    def end(self, metrics: RequestMetrics) -> None:
         """Counts the request, and writes its outcome unless it is already written."""
         if not self.is_whole and self.audit_record.error_code is None:
             self.audit_record.error_code = BROKEN_OFF
-        metrics.count(self.audit_record, self._status, time.monotonic() - self._began)
+        metrics.count(self._describe())
         if self._written == self._outcome():
             return
         try:
@@ -153,13 +158,27 @@ class _AuditedRequest:
         except OSError as error:
             _log.critical("the audit event of request %s cannot be written: %s", self.audit_record, error)
 
+    def _describe(self) -> FinishedRequest:
+        record = self.audit_record
+        is_admin = record.principal is not None and record.credential == "none"
+        return FinishedRequest(
+            action=record.action,
+            status=self._status,
+            error=record.error_code or "",
+            credential="admin" if is_admin else record.credential,
+            recipient=record.recipient or "",
+            elapsed_s=time.monotonic() - self._began,
+            files=record.files or 0,
+            size_bytes=record.size_bytes or 0,
+        )
+
     def _outcome(self) -> tuple[Any, ...]:
         record = self.audit_record
         return self._status, record.error_code, record.files, record.size_bytes, record.rows
 
     def _write(self, kind: Kind) -> None:
         scope = self._scope
-        fields = {name: value for name, value in vars(self.audit_record).items() if name != "access"}
+        fields = {name: value for name, value in vars(self.audit_record).items() if name not in UNRECORDED}
         if self.audit_record.action == "unknown" and not self.audit_record.object_name:
             fields["object_name"] = scope["path"]
         client = scope.get("client")

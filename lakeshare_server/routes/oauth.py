@@ -47,6 +47,7 @@ async def issue_access_token(request: Request) -> Response:
         audit_record.error_code = "UNAUTHENTICATED"
         return _refused(401, "invalid_client", str(error))
     audit_record.recipient, audit_record.access = access.reader.name, access
+    audit_record.credential = "oauth"
     app_state.authenticator.require_allowed_address(access, address)
     token, life_s = app_state.access_tokens.issue(access.credential_id, access.reader.expires_at)
     content = {"access_token": token, "token_type": "bearer", "expires_in": life_s}

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 LASTING = (StoreError, BadRequest)
 Result = TypeVar("Result")
+Operation = Literal["read", "list", "head", "write", "delete"]
 
 
 @dataclass(frozen=True)
@@ -169,7 +170,7 @@ class RangeFile(io.RawIOBase):
                 return obstore.get(self._store, self._place.key, options=options).bytes().to_bytes()
 
         while left:
-            piece = self._service.call(read_range)
+            piece = self._service.call(read_range, operation="read")
             pieces.append(piece)
             self._position += len(piece)
             left -= len(piece)
@@ -286,7 +287,9 @@ class RemoteStore:
 
     def folders(self, prefix: ParsedLocation) -> Sequence[str]:
         folder = _require_folder(prefix)
-        listed = self._call(folder, lambda: obstore.list_with_delimiter(self._store, folder.key or None))
+        listed = self._call(
+            folder, lambda: obstore.list_with_delimiter(self._store, folder.key or None), "list"
+        )
         return sorted(path.rstrip("/").rpartition("/")[2] for path in listed["common_prefixes"])
 
     def head(self, place: ParsedLocation) -> StoredObject | None:
@@ -330,9 +333,13 @@ class RemoteStore:
                     self.delete(replace(folder, key=key))
         marks = [f"{entry['path']}/" for entry in found if not entry["size"]]
         if self._delete_keys and found:
-            self._service.call(partial(self._delete_keys, [*marks, f"{folder.key}/"]))
+            self._service.call(partial(self._delete_keys, [*marks, f"{folder.key}/"]), operation="delete")
 
-    def _call(self, place: ParsedLocation, request: Callable[[], Result], what: str = "hand out") -> Result:
+    def _call(
+        self, place: ParsedLocation, request: Callable[[], Result], operation: Operation = "read"
+    ) -> Result:
+        what = operation if operation in ("write", "delete") else "hand out"
+
         def translated() -> Result:
             try:
                 with translate_errors(place):
@@ -342,11 +349,11 @@ class RemoteStore:
                 denied.code = error.code
                 raise denied from None
 
-        return self._service.call(translated)
+        return self._service.call(translated, operation=operation)
 
     def _head(self, place: ParsedLocation) -> "ObjectMeta":
         _require_exact(place)
-        return self._call(place, lambda: obstore.head(self._store, place.key))
+        return self._call(place, lambda: obstore.head(self._store, place.key), "head")
 
     def _list(self, folder: ParsedLocation, after: ParsedLocation | None) -> Iterator[StoredObject]:
         offset = after.key if after else None
@@ -358,7 +365,7 @@ class RemoteStore:
 
     def _pages(self, folder: ParsedLocation, offset: str | None) -> "Iterator[Sequence[ObjectMeta]]":
         pages = iter(obstore.list(self._store, folder.key or None, offset=offset, chunk_size=LIST_PAGE))
-        while (page := self._call(folder, lambda: next(pages, None))) is not None:
+        while (page := self._call(folder, lambda: next(pages, None), "list")) is not None:
             yield page
 
     def _describe(self, found: "ObjectMeta") -> StoredObject:

@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeshare_server.errors import StoreError, StoreMissing, Unavailable
+from lakeshare_server.metrics import PROCESS
 from lakeshare_server.settings import make_private
 from lakeshare_server.storage import Stores
 from lakeshare_server.storage.location_columns import find_outside_files, find_roots
@@ -293,7 +294,9 @@ class CacheFolder(Generic[Opened]):
         """
         key = _key(identity)
         opened = self._find(key)
-        if opened is not None and is_good(opened):
+        is_hit = opened is not None and is_good(opened)
+        PROCESS.note_lookup(self.kind, is_hit=is_hit)
+        if opened is not None and is_hit:
             return opened
         with ExitStack() as locks:
             locks.enter_context(self._alone(key))
@@ -378,6 +381,7 @@ class CacheFolder(Generic[Opened]):
             if file.stem != kept:
                 total -= stat.st_size
                 file.unlink(missing_ok=True)
+                PROCESS.note_eviction()
 
     def _unwritable(self, error: OSError) -> Unavailable:
         logger.warning("%s cannot be written: %s", self.folder, error)

@@ -24,6 +24,7 @@ from sqlalchemy.orm import Session
 from lakeshare_server.catalog.database import Catalog
 from lakeshare_server.catalog.models import AnyText, AuditChainRow, AuditJournalRow, AuditRow
 from lakeshare_server.errors import BadRequest, Unavailable
+from lakeshare_server.metrics import PROCESS
 from lakeshare_server.settings import make_private
 
 Kind = Literal["request", "end", "change"]
@@ -539,6 +540,7 @@ class AuditLog:
     def _write_some(self) -> bool:
         with self._changed:
             batch = self._unwritten[:MAX_BATCH]
+        PROCESS.note_audit_backlog(len(self._unwritten))
         if not batch:
             return True
         try:
@@ -551,6 +553,7 @@ class AuditLog:
             return False
         with self._changed:
             del self._unwritten[: len(batch)]
+            PROCESS.note_audit_backlog(len(self._unwritten))
             if self._unwritten or self._journal.size < LONG_BYTES:
                 return True
             full, self._journal = self._journal, Journal(self.folder)

@@ -26,7 +26,7 @@ from tests.builders.waiting import wait_until
 
 PATIENCE_S = 30
 CLIENTS = 4
-POLLS = 'lakeshare_requests_total{action="table_version",error="",status="200"}'
+POLLS = 'lakeshare_requests_total{action="table_version",credential="bearer",error="",status="200"}'
 
 
 @pytest.fixture

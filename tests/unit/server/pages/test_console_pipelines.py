@@ -3,8 +3,6 @@
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -12,74 +10,21 @@ import pytest
 from lakeshare_pipelines.backup.points import Points
 from lakeshare_pipelines.backup.run import run_drill
 from lakeshare_pipelines.cli import console as cli_console
-from lakeshare_pipelines.contracts import SetContract, load_contracts
-from lakeshare_pipelines.settings import LakeSettings
+from lakeshare_pipelines.contracts import load_contracts
 from lakeshare_pipelines.share.publication import publish_or_replay
 from lakeshare_pipelines.share.shares import apply_declared_shares
-from lakeshare_pipelines.wap.checks import SHOW_REJECTED, mask_rows
-from lakeshare_pipelines.wap.stage import staging_for
 from lakeshare_pipelines.wap.staged import (
-    Lake,
-    Staged,
-    Verdict,
-    Verdicts,
     list_attempts,
-    open_lake_without_spark,
-    record_begin,
-    save_attempt,
 )
 from lakeshare_server.catalog import Ledger, audit
-from tests.builders.administration import Administered, an_administered_server
+from tests.builders.administration import an_administered_server
 from tests.builders.backup_points import DAY, a_backup, a_point
 from tests.builders.console import browser
+from tests.builders.console_scene import MARKUP, Scene, a_scene
 from tests.builders.lake_tables import a_delta_table
 from tests.builders.publications import a_publication
 from tests.builders.sets import a_contract, a_delivery, green, orders, staged_without_reading
 from tests.builders.waiting import wait_until
-
-MARKUP = "<script>alert(1)</script>"
-
-
-@dataclass(frozen=True)
-class Scene:
-    """A server with a red staged set of the contract `shop`, in Delta, and an unfinished one."""
-
-    administered: Administered
-    lake: Lake
-    contract: SetContract
-    red: Staged
-    unfinished: str
-
-
-@contextmanager
-def a_scene(folder: Path, patch: pytest.MonkeyPatch, **settings: object) -> Iterator[Scene]:
-    patch.setenv("LAKESHARE_CONTRACTS_DIR", str(folder / "contracts"))
-    contract = a_contract(folder / "contracts", "shop", "delta")
-    lake = open_lake_without_spark(LakeSettings(_env_file=None, state_dir=folder / "state"))
-    rows = [row | {"customer": MARKUP} for row in orders("2024-01-01")]
-    a_delivery(lake.settings, contract, "2024-01-01", rows)
-    red = staged_without_reading(lake, contract, "2024-01-01", rows)
-    save_attempt(lake, red, red_verdicts(contract, red, rows))
-    unfinished = "wap-shop-2024-01-02-0badc0de"
-    record_begin(lake, unfinished)
-    location = staging_for(lake, contract).staged_location("shop.orders", unfinished)  # type: ignore[attr-defined]
-    a_delta_table(Path(location))
-    with an_administered_server(folder, **settings) as running:
-        yield Scene(running, lake, contract, red, unfinished)
-
-
-def red_verdicts(contract: SetContract, staged: Staged, rows: list[dict[str, object]]) -> Verdicts:
-    """Verdicts as an audit writes them, with a blocking failure, a warning, and a passed check."""
-    table = contract.table("shop.orders")
-    samples = mask_rows(table, rows, ["id", "customer", "email"])
-    observed = {"reason": f"3 rows are odd {MARKUP}", "failed_rows": 3, "expected": "at most 0"}
-    rejected = {"reason": "2 rows did not parse", SHOW_REJECTED: "lakeshare quarantine show shop --run x"}
-    verdicts = (
-        Verdict("shop.orders", "odd", "error", False, "No row is odd.", observed, samples),
-        Verdict("shop.orders", "rows_parsed", "warning", False, "Rows are parsed.", rejected),
-        Verdict("shop.totals", "not_empty", "error", True, "It has rows."),
-    )
-    return Verdicts(staged.ref, staged.head, verdicts, contract.digest)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,1 @@
+"""Traces and logs of the server, the commands and runs; metrics are in `lakeshare_server/metrics.py`."""
