@@ -8,6 +8,7 @@ namespaces made here, so that nothing listens outside and nothing is left. The k
 
 import json
 import os
+import re
 import shlex
 import signal
 import stat
@@ -303,7 +304,46 @@ def run_conformance(profiles: list[str]) -> str:
 
 
 def check_pipelines(image: Image, root: Path) -> None:
-    raise NotImplementedError
+    """`lakeshare doctor`, a publication by the commands of docs/first-steps.md, and Dagster's code server."""
+    print(image.run(root, "lakeshare", "doctor"), end="")
+    shop = STATE / "shop"
+    page = (ROOT / "docs" / "first-steps.md").read_text()
+    (delivery,) = re.findall(r"^```csv\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    shop.mkdir()
+    (shop / "orders.csv").write_text(delivery)
+    for path in (shop, shop / "orders.csv"):
+        os.chown(path, UID, UID)
+    commands = [line[2:] for line in page.splitlines() if re.match(r"\$ lakeshare (?!serve)", line)]
+    require(len(commands) == 4, f"docs/first-steps.md has other commands than before: {commands}")
+    for command in commands:
+        output = image.run(root, "sh", "-c", f"cd {shop} && {command}")
+    require("alice may read partners" in output, f"the last command printed {output}")
+    published = image.run(root, "lakeshare", "publications", "orders.orders", "--json")
+    require(json.loads(published)[0]["rows"] == 10, f"published: {published}")
+    print("image pipelines: published orders.orders by the commands of docs/first-steps.md")
+    check_code_server(image, root)
+
+
+def check_code_server(image: Image, root: Path) -> None:
+    """The image's own command is healthy by Dagster's own probe, and SIGTERM ends it."""
+    probe = ["dagster", "api", "grpc-health-check", "--port", "4000"]
+    began = time.monotonic()
+    server = image.start(root)
+    try:
+        while True:
+            if server.poll() is not None:
+                raise ImageError(f"the code server ended: {server.communicate()[0]}")
+            asked = image.start(root, probe)
+            asked.communicate()
+            if asked.returncode == 0:
+                break
+            require(time.monotonic() - began < 120, "the code server does not answer")
+        print(f"image pipelines: the code server answers after {time.monotonic() - began:.0f} s")
+        server.terminate()
+        server.wait(STOP_S)
+    finally:
+        server.kill()
+        server.communicate()
 
 
 if __name__ == "__main__":

@@ -40,6 +40,8 @@ def main() -> None:
         wheels.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=wheels.parent) as scratch:
             fill(Path(scratch) / "wheels", locked, python_version).rename(wheels)
+    # When it was last used.
+    wheels.touch()
     print(wheels)
 
 
@@ -55,23 +57,23 @@ def fill(wheels: Path, locked: str, python_version: str) -> Path:
 
 
 def list_needed(python_version: str, extras: list[str]) -> set[str]:
-    """Names of the packages that lakeshare needs with these extras on Linux, in the versions of the lock."""
+    """`name==version` of the packages that lakeshare needs with these extras on Linux, in versions of the lock."""
     chosen = [part for extra in extras for part in ("--extra", extra)]
     lines = run(
         *(uv(), "pip", "compile", "--quiet", "pyproject.toml", *chosen, "--constraint", "requirements.lock"),
         *("--python-version", python_version, "--python-platform", f"{platform.machine()}-manylinux_2_28"),
         *("--no-header", "--no-annotate"),
     )
-    return {re.split(r"[=<>\[ ;]", line, maxsplit=1)[0] for line in lines.splitlines() if line.strip()}
+    return {line.split(";")[0].strip() for line in lines.splitlines() if line.strip()}
 
 
-def select_locked(names: set[str]) -> str:
-    """The entries of requirements.lock with these names, with their hashes and markers."""
+def select_locked(needed: set[str]) -> str:
+    """Their entries in requirements.lock with the hashes, without markers: pip compares those with its own Python."""
     entries = re.split(r"^(?=[a-z0-9])", (ROOT / "requirements.lock").read_text(), flags=re.MULTILINE)
-    selected = {entry.split("==", 1)[0]: entry for entry in entries if entry.split("==", 1)[0] in names}
-    if missing := sorted(names - selected.keys()):
+    locked = {re.split(r"[ ;\\]", entry, maxsplit=1)[0]: entry for entry in entries if "==" in entry}
+    if missing := sorted(needed - locked.keys()):
         sys.exit(f"wheelhouse: {', '.join(missing)} are not in requirements.lock; run `make lock`")
-    return "".join(selected.values())
+    return "".join(re.sub(r" ;.*(?= \\$)", "", locked[name], flags=re.MULTILINE) for name in sorted(needed))
 
 
 def download(locked: Path, python_version: str, wheels: Path) -> None:

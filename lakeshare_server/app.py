@@ -278,7 +278,8 @@ def _bind(settings: ServerSettings) -> tuple[ServerSettings, socket.socket]:
             SPARK_REFRESHES_AHEAD_S,
         )
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
+    # asyncio sends small writes at once only for sockets of this protocol; connections inherit it.
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((settings.host, settings.port))

@@ -1,5 +1,8 @@
 """The server's commands, by subject; the `lakeshare` command mounts them, too."""
 
+import logging
+import os
+import socket
 import sys
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,6 +28,7 @@ from lakeshare_server.telemetry.logs import configure_logs
 if TYPE_CHECKING:
     from lakeshare_server.catalog import Publication
 
+_log = logging.getLogger(__name__)
 HELP = "The lakeshare sharing server."
 commands = typer.Typer(help=HELP, no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -72,8 +76,22 @@ def serve(
         typer.echo(f"lakeshare serves {url} (Ctrl-C stops it)")
         if first_key:
             print_first_key(settings)
+        notify_service_manager("READY=1")
 
     serve_app(settings, announce, workers)
+
+
+def notify_service_manager(state: str) -> None:
+    """Reports a state to systemd, if it runs this process as a service of `Type=notify`."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            # An abstract address is written with `@` in place of its zero byte.
+            sender.sendto(state.encode(), address.replace("@", "\0", 1) if address[0] == "@" else address)
+    except OSError as error:
+        _log.warning("NOTIFY_SOCKET: %s is not sent to %s: %s", state, address, error)
 
 
 def publications(
