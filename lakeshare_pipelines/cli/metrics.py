@@ -32,6 +32,8 @@ PORT = 9464
 REFRESH_S = 30.0
 # A source that is read for longer counts as down until it is read.
 READ_S = 60.0
+# Points change once a day, and each is a request of the store.
+BACKUP_EVERY = 10
 Value = TypeVar("Value")
 _log = logging.getLogger(__name__)
 
@@ -127,7 +129,7 @@ class Exporter:
             Source("staged", refresh_s, self._pipelines.list_staged, _show_staged, self._is_complete),
             Source("landing", refresh_s, self._read_landing, _show_landing),
             Source("catalog", refresh_s, self._read_runs, _show_runs),
-            Source("backup", refresh_s, self._read_backups, _show_backups),
+            Source("backup", BACKUP_EVERY * refresh_s, self._read_backups, _show_backups),
         ]
 
     def serve(self, host: str, port: int) -> "_Serving":
