@@ -324,7 +324,9 @@ def check_pipelines(image: Image, root: Path) -> None:
     commands = [line[2:] for line in page.splitlines() if re.match(r"\$ lakeshare (?!serve)", line)]
     require(len(commands) == 4, f"docs/first-steps.md has other commands than before: {commands}")
     for command in commands:
+        began = time.monotonic()
         output = image.run(root, "sh", "-c", f"cd {shop} && {command}")
+        print(f"image pipelines: {time.monotonic() - began:.0f} s: {command}")
     require("alice may read partners" in output, f"the last command printed {output}")
     published = image.run(root, "lakeshare", "publications", "orders.orders", "--json")
     require(json.loads(published)[0]["rows"] == 10, f"published: {published}")
