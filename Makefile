@@ -6,7 +6,7 @@ READY := .venv/.ready
 RUN := .venv/bin/
 
 help: ## List the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
 
 setup: $(READY) ## Make .venv from requirements.lock (every other target does this by itself)
 
@@ -43,6 +43,12 @@ check-deploy: $(READY) ## Build and check images and chart, as root (ARGS=--with
 check-install: $(READY) ## Install wheel and sdist into empty environments of each Python, publish and serve in them
 	@env -u PYTHONDONTWRITEBYTECODE $(RUN)python -m deploy.check_install $(ARGS)
 
+prepare-release: $(READY) ## Make what CHANGELOG.md has as unreleased a version (VERSION=1.2.3)
+	@$(RUN)python -m deploy.release --prepare "$(VERSION)"
+
+release: $(READY) ## Build a release into dist/: wheel, sdist, constraints, SBOM, licences, notes, checksums
+	@$(RUN)python -m deploy.release $(ARGS)
+
 bench: $(READY) ## Measure, as ratios of two things in one run (see bench/)
 	@for one in bench/*.py; do case $$one in */__init__.py | */naive_server.py) ;; *) $(RUN)python -m bench.$$(basename $$one .py) ;; esac; done
 
@@ -69,4 +75,4 @@ lock: $(READY) ## Compile requirements.lock again from pyproject.toml
 	$$(cat .venv/.uv) pip compile pyproject.toml --all-extras --group dev --universal --python-version 3.11 \
 	  --generate-hashes --no-emit-index-url --no-emit-find-links --no-header -o requirements.lock
 
-.PHONY: help setup demo demo-clean test campaign check check-install check-deploy bench bench-server docs docs-reference serve dagster fix lock
+.PHONY: help setup demo demo-clean test campaign check check-install check-deploy prepare-release release bench bench-server docs docs-reference serve dagster fix lock

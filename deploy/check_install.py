@@ -7,6 +7,7 @@ passes the conformance suite. One with the server alone must respond within STAR
 import argparse
 import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -37,7 +38,9 @@ COMMANDS = re.compile(r"^\$ (.*)$", re.MULTILINE)
 PIPELINES = ("pipelines", "demo")
 # From the start of `lakeshare serve` until /healthz responds; the first start of a state makes its database.
 START_S = 2.0
-STARTS = 4
+STARTS = 3
+# Half of a short run of Spark is otherwise its just-in-time compiler.
+SHORT_RUNS = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 COMMAND_S, READY_S = 300, 60
 
 
@@ -73,27 +76,22 @@ def read_supported_pythons() -> list[str]:
 
 
 def find_pythons(versions: Sequence[str]) -> dict[str, str]:
-    """Paths of the Pythons of this machine by version: of the PATH, pyenv's, and those that uv knows."""
-    candidates = [f"python{version}" for version in versions]
-    candidates += [sys.executable, "/usr/bin/python3", "python3"]
-    candidates += map(str, sorted((Path.home() / ".pyenv" / "versions").glob("*/bin/python3")))
+    """Paths of the Pythons of this machine by version: pyenv's, else those of the PATH and those that uv knows."""
+    found = {}
     for version in versions:
-        found = subprocess.run(
-            [find_uv(), "python", "find", "--no-project", "--no-python-downloads", version],
-            capture_output=True,
-            text=True,
-        )
-        candidates += found.stdout.split()
-    usable: dict[str, str] = {}
-    for candidate in candidates:
-        try:
+        for candidate in _list_candidates(version):
             shown = subprocess.run([candidate, "-c", USABLE], capture_output=True, text=True)
-        except OSError:
-            continue
-        version, _, path = shown.stdout.strip().partition(" ")
-        if version in versions and shown.returncode == 0:
-            usable.setdefault(version, path)
-    return {version: usable[version] for version in versions if version in usable}
+            if shown.returncode == 0 and shown.stdout.split()[0] == version:
+                found[version] = shown.stdout.split()[1]
+                break
+    return found
+
+
+def _list_candidates(version: str) -> Iterator[str]:
+    yield from map(str, sorted((Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/python3")))
+    yield from filter(None, map(shutil.which, ("/usr/bin/python3", f"python{version}", "python3")))
+    known = [find_uv(), "python", "find", "--no-project", "--no-python-downloads", version]
+    yield from subprocess.run(known, capture_output=True, text=True).stdout.split()
 
 
 def take_free_port() -> int:
@@ -156,7 +154,7 @@ def follow_first_steps(commands: Path, folder: Path) -> str:
     page = (ROOT / "docs" / "first-steps.md").read_text()
     [orders] = CSV.findall(page)
     (folder / "orders.csv").write_text(orders)
-    variables = clean_variables(commands, {"LAKESHARE_PORT": str(take_free_port())})
+    variables = clean_variables(commands, {"LAKESHARE_PORT": str(take_free_port()), **SHORT_RUNS})
     *before, serve, read = COMMANDS.findall(page)
     for command in before:
         run_command(shlex.split(command), folder, variables)

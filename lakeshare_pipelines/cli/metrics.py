@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -135,8 +136,9 @@ class Exporter:
 
     def wait(self) -> None:
         """Waits for Ctrl-C or the end of serving."""
-        while not self._stop.wait(3600):
-            pass
+        with suppress(KeyboardInterrupt):
+            while not self._stop.wait(3600):
+                pass
 
     def read(self) -> "list[Samples]":
         from lakeshare_server.metrics import Samples

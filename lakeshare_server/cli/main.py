@@ -1,5 +1,8 @@
 """The server's commands, by subject; the `lakeshare` command mounts them, too."""
 
+import logging
+import os
+import socket
 import sys
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,11 +22,13 @@ from lakeshare_server.cli.verify import verify
 from lakeshare_server.cli.webhooks import webhook_app
 from lakeshare_server.errors import BadRequest, LakeshareError
 from lakeshare_server.lazy import gc_disabled
-from lakeshare_server.settings import ServerSettings
+from lakeshare_server.settings import ServerSettings, read_log_format
+from lakeshare_server.telemetry.logs import configure_logs
 
 if TYPE_CHECKING:
     from lakeshare_server.catalog import Publication
 
+_log = logging.getLogger(__name__)
 HELP = "The lakeshare sharing server."
 commands = typer.Typer(help=HELP, no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -42,6 +47,7 @@ def add_commands(app: typer.Typer) -> None:
 
 def main() -> None:
     """Run a command; an error of lakeshare prints one sentence and exits with code 1, without a stack trace."""
+    configure_logs(read_log_format)
     try:
         commands()
     except LakeshareError as error:
@@ -70,8 +76,22 @@ def serve(
         typer.echo(f"lakeshare serves {url} (Ctrl-C stops it)")
         if first_key:
             print_first_key(settings)
+        notify_service_manager("READY=1")
 
     serve_app(settings, announce, workers)
+
+
+def notify_service_manager(state: str) -> None:
+    """Reports a state to systemd, if it runs this process as a service of `Type=notify`."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            # An abstract address is written with `@` in place of its zero byte.
+            sender.sendto(state.encode(), address.replace("@", "\0", 1) if address[0] == "@" else address)
+    except OSError as error:
+        _log.warning("NOTIFY_SOCKET: %s is not sent to %s: %s", state, address, error)
 
 
 def publications(

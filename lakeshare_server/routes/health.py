@@ -25,6 +25,7 @@ from lakeshare_server.routes.context import READINESS, AppState, AppStateDep
 from lakeshare_server.routes.responses import json_response
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage.remote import SIGNATURE
+from lakeshare_server.telemetry.tracing import find_span_context
 
 FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip")
 
@@ -185,3 +186,9 @@ class Trace:
         for name, value in recorded.items():
             if value is not None:
                 self._span.set_attribute(f"lakeshare.{name}", value)
+
+    def add_link(self, traceparent: str) -> None:
+        """Links the span to the trace of the run whose publication is served."""
+        context = None if self._span is None else find_span_context(traceparent)
+        if self._span is not None and context is not None:
+            self._span.add_link(context)

@@ -36,8 +36,7 @@ RULES = yaml.safe_load((OBSERVABILITY / "rules.yaml").read_text())
 DAY = "2024-01-05"
 LEVELS = """
 slaProperties:
-  - {property: frequency, value: 1, unit: d}
-  - {property: latency, value: 6, unit: h}
+  - {property: frequency, value: 0.01, unit: s}
 """
 
 
@@ -72,6 +71,7 @@ def _send_requests(scene: Scene, folder: Path) -> None:
             headers = {"Authorization": f"Bearer {token}"}
             assert client.post(f"{root}/lake/tables/{table}/query", headers=headers).status_code == status
         assert client.get(f"{root}/lake/tables/none/version").status_code == 401
+        assert client.get(f"{scene.administered.root}/no/such/{token}").status_code == 404
     assert scene.administered.client("auditor").get("/shares").status_code == 200
 
 
@@ -150,7 +150,8 @@ def test_signals_have_the_values_of_what_happened(scrape: Scrape) -> None:
     assert scrape.values("lakeshare_check_failed", check="database_writes") == [0, 1, 0, 0]
     assert scrape.values("lakeshare_database_errors_total", error="OperationalError")[-1] > 0
     assert scrape.values("lakeshare_webhook_deliveries", state="dead") == [2] * 4
-    assert scrape.values("lakeshare_freshness_goal_seconds", table="shop.orders") == [30 * 3600] * 4
+    assert scrape.values("lakeshare_freshness_goal_seconds", table="shop.orders") == [0.01] * 4
+    assert min(scrape.values("lakeshare_publication_age_seconds", table="shop.orders")) > 0.01
     assert scrape.values("lakeshare_tables_left_out") == [1] * 4
     assert scrape.values("lakeshare_unsigned_publications") == [1] * 4
     assert scrape.values("lakeshare_index_cache_evictions_total")[0] > 0
@@ -159,6 +160,8 @@ def test_signals_have_the_values_of_what_happened(scrape: Scrape) -> None:
     assert scrape.values("lakeshare_last_run_rows", set="shop") == [4]
     assert scrape.values("lakeshare_drill_failed", backup="lake") == [1]
     assert scrape.values("lakeshare_backup_goal_seconds", backup="lake") == [72 * 3600]
+    actions = {labels["action"] for labels, _ in scrape.samples["lakeshare_requests_total"]}
+    assert actions == {"query_table", "table_version", "list_all_shares", "unknown"}
     classes = {labels["credential"] for labels, _ in scrape.samples["lakeshare_requests_total"]}
     assert classes == {"bearer", "admin", "none"}
     assert not any("acme" in labels.values() for found in scrape.samples.values() for labels, _ in found)
@@ -167,6 +170,8 @@ def test_signals_have_the_values_of_what_happened(scrape: Scrape) -> None:
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
 def test_panels_read_exported_metrics(scrape: Scrape, path: Path) -> None:
     dashboard = json.loads(path.read_text())
+    panels = dashboard["panels"]
+    assert len({panel["id"] for panel in panels}) == len({panel["title"] for panel in panels}) == len(panels)
     for title, query, legend in list_panel_queries(dashboard):
         _require_exported(scrape, title, query, {})
         labels = {part.partition("}}")[0] for part in legend.split("{{")[1:]}

@@ -1,5 +1,10 @@
 """`lakeshare metrics` changes nothing, and a source that fails or hangs hides no other one."""
 
+import json
+import os
+import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -20,6 +25,30 @@ def read(url: str) -> Scrape:
     found = Scrape()
     found.add(httpx.get(url, timeout=30).text)
     return found
+
+
+def test_the_command_serves_until_it_is_interrupted(tmp_path: Path) -> None:
+    a_contract(tmp_path / "contracts", "shop", "delta")
+    places = {"LAKESHARE_STATE_DIR": "state", "LAKESHARE_CONTRACTS_DIR": "contracts"}
+    environment = {name: str(tmp_path / folder) for name, folder in places.items()}
+    with subprocess.Popen(
+        [sys.executable, "-m", "lakeshare_pipelines", "metrics", "--port", "0"],
+        env={**os.environ, **environment, "LAKESHARE_LOG_FORMAT": "json"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        try:
+            [url] = [word for word in process.stdout.readline().split() if word.startswith("http")]
+            wait_until(lambda: read(url).values("lakeshare_source_up", source="backup") == [1])
+            process.send_signal(signal.SIGINT)
+            _, log = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert process.returncode == 0
+    messages = [json.loads(line)["message"] for line in log.splitlines()]
+    assert [message for message in messages if "catalog cannot be read: there is no catalog yet" in message]
 
 
 def test_without_a_catalog_the_other_sources_are_read_and_nothing_is_created(

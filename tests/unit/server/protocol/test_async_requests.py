@@ -125,7 +125,8 @@ def test_a_window_between_two_publications_has_no_changes_later_either(client: h
 def test_a_field_may_be_nested_to_any_depth(client: httpx.Client, field: str) -> None:
     """protocol §1.7: unknown fields are ignored; what is nested too deep for JSON is no JSON."""
     statuses = set()
-    for depth in range(860, 1000, 2):
+    # Where JSON ends differs: near 1,000 before Python 3.12, far beyond it since.
+    for depth in (*range(860, 1000, 2), 100_000):
         deep = b'"%b": %b%b' % (field.encode(), b"[" * depth, b"]" * depth)
         answer = client.post(f"{FLIGHTS}/query", content=b'{"idempotencyKey": "k", %b}' % deep, headers=ASYNC)
         statuses.add(answer.status_code)
