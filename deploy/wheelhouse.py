@@ -52,7 +52,7 @@ def fill(wheels: Path, locked: str, python_version: str) -> Path:
     requirements.write_text(locked)
     download(requirements, python_version, wheels)
     for archive in sorted(wheels.glob("*.tar.gz")):
-        build_wheel(archive, wheels)
+        build_wheel(archive, wheels.parents[1] / "built-wheels")
     return wheels
 
 
@@ -87,16 +87,18 @@ def download(locked: Path, python_version: str, wheels: Path) -> None:
     )
 
 
-def build_wheel(archive: Path, wheels: Path) -> None:
-    """Replace a source archive by its wheel, which must be for any Python 3."""
-    with tempfile.TemporaryDirectory(dir=wheels.parent) as scratch:
-        run(*pip(), "wheel", "--quiet", "--no-deps", "--wheel-dir", scratch, str(archive))
-        (built,) = Path(scratch).iterdir()
-        if not built.name.endswith(EVERYWHERE):
-            sys.exit(
-                f"wheelhouse: {archive.name} has compiled parts; add a package with wheels to pyproject.toml"
-            )
-        built.rename(wheels / built.name)
+def build_wheel(archive: Path, built: Path) -> None:
+    """Replace a source archive by its wheel, for any Python 3; `built` keeps it (Spark's takes minutes)."""
+    kept = built / hashlib.sha256(archive.read_bytes()).hexdigest()[:16]
+    if not kept.is_dir():
+        built.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=built) as scratch:
+            run(*pip(), "wheel", "--quiet", "--no-deps", "--wheel-dir", f"{scratch}/wheel", str(archive))
+            Path(scratch, "wheel").rename(kept)
+    (wheel,) = kept.iterdir()
+    if not wheel.name.endswith(EVERYWHERE):
+        sys.exit(f"wheelhouse: {archive.name} has compiled parts; lock a version that has wheels")
+    archive.with_name(wheel.name).hardlink_to(wheel)
     archive.unlink()
 
 
