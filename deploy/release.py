@@ -25,9 +25,12 @@ from deploy.distributions import (
 from deploy.licenses import LicenseRefused, check_licenses, format_report, read_licenses, read_policy
 
 PROJECT, CHANGELOG = ROOT / "pyproject.toml", ROOT / "CHANGELOG.md"
+CHART = ROOT / "deploy/helm/lakeshare/Chart.yaml"
 UNRELEASED = "## [Unreleased]\n"
 VERSION = re.compile(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)((?:a|b|rc)[1-9]\d*)?")
 VERSION_LINE = re.compile(r'^version = "(.*)"$', re.MULTILINE)
+CHART_VERSION = re.compile(r"^version: .*$", re.MULTILINE)
+APP_VERSION = re.compile(r"^appVersion: .*$", re.MULTILINE)
 CHECKSUMS = "SHA256SUMS"
 
 
@@ -36,7 +39,7 @@ class ReleaseRefused(Exception):
 
 
 def read_version(project: str) -> str:
-    """The version of pyproject.toml, its only place."""
+    """The version of pyproject.toml; `prepare` gives the chart the same."""
     version: str = tomllib.loads(project)["project"]["version"]
     return version
 
@@ -48,12 +51,13 @@ def find_section(changelog: str, name: str) -> str | None:
 
 
 def format_notes(changelog: str, version: str, *, is_snapshot: bool) -> str:
-    """The release notes of a version; those of a snapshot are what is unreleased.
+    """The release notes of a version; those of a snapshot are what is unreleased, or else of its version.
 
     Raises:
         ReleaseRefused: the changelog has no section of the version.
     """
-    section = find_section(changelog, "Unreleased" if is_snapshot else version)
+    unreleased = find_section(changelog, "Unreleased") if is_snapshot else None
+    section = unreleased or find_section(changelog, version)
     if not section:
         raise ReleaseRefused(
             f"CHANGELOG.md has no section [{version}]: `make prepare-release VERSION={version}` makes it of what is "
@@ -62,8 +66,8 @@ def format_notes(changelog: str, version: str, *, is_snapshot: bool) -> str:
     return f"# lakeshare {version}{' (snapshot)' if is_snapshot else ''}\n\n{section}\n"
 
 
-def prepare(project: str, changelog: str, version: str, day: str) -> tuple[str, str]:
-    """pyproject.toml and CHANGELOG.md of a new version: its section takes what was unreleased.
+def prepare(project: str, changelog: str, chart: str, version: str, day: str) -> tuple[str, str, str]:
+    """pyproject.toml, CHANGELOG.md and the chart of a new version: its section takes what was unreleased.
 
     Raises:
         ReleaseRefused: the version is none, is not newer, or nothing is unreleased.
@@ -78,9 +82,12 @@ def prepare(project: str, changelog: str, version: str, day: str) -> tuple[str, 
     if not find_section(changelog, "Unreleased"):
         raise ReleaseRefused("CHANGELOG.md has nothing under [Unreleased]: there is nothing to release")
     heading = f"{UNRELEASED}\n## [{version}] - {day}\n"
+    # Helm takes semantic versions only; tags of images are Python's.
+    semantic = re.sub(r"(a|b|rc)(\d+)$", r"-\1.\2", version)
     return (
         VERSION_LINE.sub(f'version = "{version}"', project, count=1),
         changelog.replace(UNRELEASED, heading, 1),
+        APP_VERSION.sub(f'appVersion: "{version}"', CHART_VERSION.sub(f"version: {semantic}", chart)),
     )
 
 
@@ -167,10 +174,14 @@ def clear(folder: Path) -> None:
 def run(chosen: argparse.Namespace) -> None:
     if chosen.prepare:
         today = datetime.now(UTC).date().isoformat()
-        project, changelog = prepare(PROJECT.read_text(), CHANGELOG.read_text(), chosen.prepare, today)
-        PROJECT.write_text(project)
-        CHANGELOG.write_text(changelog)
-        print(f"pyproject.toml and CHANGELOG.md are those of {chosen.prepare}: review, commit, make release")
+        files = PROJECT, CHANGELOG, CHART
+        project, changelog, chart = (path.read_text() for path in files)
+        prepared = prepare(project, changelog, chart, chosen.prepare, today)
+        for path, text in zip(files, prepared, strict=True):
+            path.write_text(text)
+        print(
+            f"{', '.join(path.name for path in files)} are those of {chosen.prepare}: review, commit, make release"
+        )
     elif chosen.check:
         with tempfile.TemporaryDirectory(prefix="lakeshare-release-") as name:
             print(f"two builds are the same:\n{check_twice(Path(name))}", end="")

@@ -20,7 +20,15 @@ from deploy.licenses import (
     read_licenses,
     read_policy,
 )
-from deploy.release import ReleaseRefused, clear, format_checksums, format_notes, prepare, read_version
+from deploy.release import (
+    UNRELEASED,
+    ReleaseRefused,
+    clear,
+    format_checksums,
+    format_notes,
+    prepare,
+    read_version,
+)
 
 PROJECT = '[project]\nname = "x"\nversion = "0.2.0"\n'
 CHANGELOG = (
@@ -29,14 +37,21 @@ CHANGELOG = (
 )
 
 
+CHART_FILE = "deploy/helm/lakeshare/Chart.yaml"
+CHART = 'name: x\nversion: 0.2.0\nappVersion: "0.2.0"\nkubeVersion: ">=1.27"\n'
+
+
 def test_a_new_version_takes_what_is_unreleased_and_gets_notes() -> None:
-    project, changelog = prepare(PROJECT, CHANGELOG, "0.3.0", "2026-02-03")
+    project, changelog, chart = prepare(PROJECT, CHANGELOG, CHART, "0.3.0", "2026-02-03")
     assert read_version(project) == "0.3.0"
+    assert chart == 'name: x\nversion: 0.3.0\nappVersion: "0.3.0"\nkubeVersion: ">=1.27"\n'
     assert changelog.startswith(
         "# Changelog\n\n## [Unreleased]\n\n## [0.3.0] - 2026-02-03\n\n### Added\n- B\n\n## [0.2.0]"
     )
     assert format_notes(changelog, "0.3.0", is_snapshot=False) == "# lakeshare 0.3.0\n\n### Added\n- B\n"
-    assert read_version(prepare(PROJECT, CHANGELOG, "0.3.0rc1", "2026-02-03")[0]) == "0.3.0rc1"
+    project, _, chart = prepare(PROJECT, CHANGELOG, CHART, "0.3.0rc1", "2026-02-03")
+    assert read_version(project) == "0.3.0rc1"
+    assert 'version: 0.3.0-rc.1\nappVersion: "0.3.0rc1"\n' in chart
 
 
 @pytest.mark.parametrize(
@@ -53,16 +68,30 @@ def test_a_new_version_takes_what_is_unreleased_and_gets_notes() -> None:
 )
 def test_a_version_that_cannot_be_next_is_refused(version: str, changelog: str, reason: str) -> None:
     with pytest.raises(ReleaseRefused, match=reason):
-        prepare(PROJECT, changelog, version, "2026-02-03")
+        prepare(PROJECT, changelog, CHART, version, "2026-02-03")
 
 
 def test_a_release_without_a_section_is_refused_and_a_snapshot_has_what_is_unreleased() -> None:
-    changelog = (ROOT / "CHANGELOG.md").read_text()
     with pytest.raises(ReleaseRefused, match=r"no section \[99.0.0\]: `make prepare-release VERSION=99.0.0`"):
-        format_notes(changelog, "99.0.0", is_snapshot=False)
-    assert "### Added\n" in format_notes(changelog, "99.0.0", is_snapshot=True)
-    project = (ROOT / "pyproject.toml").read_text()
-    prepared, _ = prepare(project, changelog, "99.0.0", "2026-02-03")
+        format_notes(CHANGELOG, "99.0.0", is_snapshot=False)
+    assert (
+        format_notes(CHANGELOG, "99.0.0", is_snapshot=True)
+        == "# lakeshare 99.0.0 (snapshot)\n\n### Added\n- B\n"
+    )
+    # The commit of a release has nothing unreleased.
+    released = CHANGELOG.replace("### Added\n- B\n", "")
+    assert "### Fixed\n- A\n" in format_notes(released, "0.2.0", is_snapshot=True)
+
+
+def test_files_of_the_repository_have_one_version() -> None:
+    project, changelog, chart = (
+        (ROOT / name).read_text() for name in ("pyproject.toml", "CHANGELOG.md", CHART_FILE)
+    )
+    version = read_version(project)
+    assert f"## [{version}] - " in changelog
+    assert f'appVersion: "{version}"' in chart
+    unreleased = changelog.replace(UNRELEASED, f"{UNRELEASED}\n- C\n")
+    prepared, _, _ = prepare(project, unreleased, chart, "99.0.0", "2026-02-03")
     assert tomllib.loads(prepared)["project"] == tomllib.loads(project)["project"] | {"version": "99.0.0"}
 
 
