@@ -92,9 +92,15 @@ build() {
   say "built localhost/lakeshare-$1:$version"
 }
 
-# Layers of earlier builds, and wheels that none has used for two weeks.
+# Earlier builds of these images, with layers that no other uses, and wheels that none has used for two weeks.
 remove_unused() {
-  "${buildah[@]}" rmi --prune >/dev/null 2>&1 || true
+  local image id
+  for image in "${images[@]}"; do
+    for id in $("${buildah[@]}" images --quiet --filter dangling=true --filter "label=org.opencontainers.image.title=lakeshare-$image"); do
+      # Refused for layers of the newest build.
+      "${buildah[@]}" rmi "$id" >/dev/null 2>&1 || true
+    done
+  done
   find "$cache" -maxdepth 1 -name 'wheels-*' -mtime +14 -exec rm -rf {} +
 }
 
