@@ -17,12 +17,13 @@ from lakeshare_server.telemetry.tracing import current_trace_id
 
 LogFormat = Literal["text", "json"]
 REDACTED = "REDACTED"
-# Authorization headers, parameters of signed URLs, passwords in URLs, and tokens and keys of lakeshare.
+# Authorization headers, parameters of signed URLs, activation links, passwords in URLs, tokens and keys of lakeshare.
 SECRETS = re.compile(
     r"""(?ix)
     \b(?P<scheme>bearer|basic)\s+[\w.~+/=-]{8,}
-    | (?P<parameter>\b(?:x-amz-(?:signature|credential|security-token)|x-goog-(?:signature|credential)|signature
-        |awsaccesskeyid|sig|expires_token|access_token|refresh_token|client_secret|code)=)[^&\s"'<>]+
+    | (?P<parameter>(?:\bx-(?:amz|goog)-(?:signature|credential|security-token)
+        |(?<=[?&])(?:signature|sig|awsaccesskeyid|access_token|refresh_token|client_secret|code))=)[^&\s"'<>]+
+    | (?P<link>/activate/)[^\s"'/?\#<>]+
     | (?P<user>\b[a-z][a-z0-9+.-]*://[^\s/:@"']*:)[^\s/@"']+(?=@)
     | (?P<key>"?(?:bearer_?token|client_?secret|access_?token|secret_?access_?key|password)"?\s*[:=]\s*"?)[^\s"',}]+
     | \blsa\.[\w.~+/=-]{8,} | \blakeshare-admin-[\w-]{8,} | \beyJ[\w-]{8,}\.[\w-]+\.[\w-]*
@@ -48,7 +49,7 @@ def redact(text: str) -> str:
 
 
 def _replace_secret(found: re.Match[str]) -> str:
-    named = found["parameter"] or found["user"] or found["key"]
+    named = found["parameter"] or found["link"] or found["user"] or found["key"]
     if named is not None:
         return f"{named}{REDACTED}"
     return f"{found['scheme']} {REDACTED}" if found["scheme"] else REDACTED

@@ -33,6 +33,9 @@ SECRET = "s3cr3t-Value_0123456789abcdef"
         (f"bearer_token={SECRET}", "bearer_token=REDACTED"),
         (f"token lsa.{SECRET} and key lakeshare-admin-{SECRET}", "token REDACTED and key REDACTED"),
         (f"eyJhbGciOiJSUzI1NiJ9.{SECRET}.{SECRET}", "REDACTED"),
+        (f"GET /activate/{SECRET} failed", "GET /activate/REDACTED failed"),
+        (f"/console/sign-in/callback?code={SECRET}&state=1", "?code=REDACTED&state=1"),
+        ("status code=404, ratio=1", "status code=404, ratio=1"),
         ("table shop.orders: 3 of 12 files; a basic sign of the code=", "a basic sign of the code="),
     ],
 )  # fmt: skip

@@ -1,6 +1,7 @@
 """A run of the server and of `lakeshare metrics` gives every signal once; panels and alert rules read nothing else."""
 
 import json
+import logging
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -40,6 +41,17 @@ slaProperties:
 """
 
 
+class Noted(logging.Handler):
+    """Keeps the messages of the log."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
 @pytest.fixture(scope="module")
 def scrape(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scrape]:
     folder = tmp_path_factory.mktemp("signals")
@@ -51,10 +63,13 @@ def scrape(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scrape]:
         bounds = {"metrics_refresh_s": 0.0, "metrics_tables": 5, "index_cache_bytes": 1}
         with a_scene(folder, patch, more_contract=LEVELS, webhook_interval_s=0, **outside, **bounds) as scene:
             found = Scrape()
+            logging.getLogger().addHandler(noted := Noted())
             _send_requests(scene, folder)
             _publish_with_event(scene)
             _scrape_exporter(scene, folder, found)
             _scrape_server(scene, found)
+            logging.getLogger().removeHandler(noted)
+            found.log = "\n".join(noted.messages)
             yield found
 
 
@@ -130,6 +145,11 @@ def _scrape_server(scene: Scene, found: Scrape) -> None:
         execute("ALTER TABLE webhook_deliveries RENAME TO gone")
         found.add(httpx.get(url, timeout=30).text)
         execute("ALTER TABLE gone RENAME TO webhook_deliveries")
+        execute("ALTER TABLE audit_log RENAME TO gone")
+        httpx.get(f"{scene.administered.root}/no/such/path", timeout=30)
+        wait_until(lambda: _read(url).values("lakeshare_audit_backlog_events") == [1])
+        execute("ALTER TABLE gone RENAME TO audit_log")
+    wait_until(lambda: _read(url).values("lakeshare_audit_backlog_events") == [0])
     found.add(httpx.get(url, timeout=30).text)
 
 
@@ -213,6 +233,14 @@ def _require_exported(scrape: Scrape, title: str, query: str, recorded: dict[str
             if operator == "=":
                 assert scrape.values(metric.name, **{label: value}), (title, metric.name, label, value)
     assert find_groupings(query) <= labels, title
+
+
+def test_lines_of_the_log_are_those_of_the_incidents(scrape: Scrape) -> None:
+    page = (OBSERVABILITY.parents[1] / "docs" / "how-to" / "respond-to-incidents.md").read_text()
+    store, database, *_ = re.findall(r"^\| log \| (.+) \|$", page, re.MULTILINE)
+    for quoted in re.findall("`([^`]+)`", f"{store} {database}"):
+        for part in re.split("…|N", quoted.replace("s3://bucket", "s3://hung")):
+            assert part in scrape.log, part
 
 
 def test_every_label_is_described() -> None:

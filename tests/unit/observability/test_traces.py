@@ -36,6 +36,7 @@ def test_a_query_links_to_the_run_of_its_publication(tmp_path: Path, monkeypatch
         url = f"{scene.administered.root}{provider.settings.endpoint}/shares/flights/schemas"
         for table in ("shop/tables/orders", "lake/tables/flights"):
             assert httpx.post(f"{url}/{table}/query", headers=headers, timeout=30).status_code == 200
+        assert httpx.get(f"{scene.administered.root}/activate/s3cr3t").status_code == 404
     [stage] = collector.by_name("lakeshare.stage")
     served = {
         attributes_of(each)["lakeshare.object"]: each
@@ -47,6 +48,9 @@ def test_a_query_links_to_the_run_of_its_publication(tmp_path: Path, monkeypatch
     assert (link.trace_id, link.span_id) == (stage.trace_id, stage.span_id)
     assert query.trace_id != stage.trace_id
     assert attributes_of(query)["lakeshare.version"] == 0
+    sent = b"".join(request.SerializeToString() for request in collector.received)
+    assert b"/activate/REDACTED" in sent
+    assert b"s3cr3t" not in sent
     # It was not published by a run.
     assert list(served["flights.lake.flights"].links) == []
 

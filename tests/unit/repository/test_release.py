@@ -20,7 +20,7 @@ from deploy.licenses import (
     read_licenses,
     read_policy,
 )
-from deploy.release import ReleaseRefused, format_checksums, format_notes, prepare, read_version
+from deploy.release import ReleaseRefused, clear, format_checksums, format_notes, prepare, read_version
 
 PROJECT = '[project]\nname = "x"\nversion = "0.2.0"\n'
 CHANGELOG = (
@@ -121,6 +121,20 @@ def test_checksums_name_every_other_file(tmp_path: Path) -> None:
         (tmp_path / name).write_text(name)
     digests = {name: hashlib.sha256(name.encode()).hexdigest() for name in ("a.whl", "b.txt")}
     assert format_checksums(tmp_path) == "".join(f"{digest}  {name}\n" for name, digest in digests.items())
+
+
+def test_files_of_an_earlier_release_are_replaced_and_others_stay(tmp_path: Path) -> None:
+    folder = tmp_path / "dist"
+    clear(folder)
+    for name in ("a.whl", "SHA256SUMS"):
+        (folder / name).write_text(f"0  {name}\n")
+    (folder / "SHA256SUMS").write_text("0  a.whl\n")
+    clear(folder)
+    assert list(folder.iterdir()) == []
+    (folder / "notes.txt").write_text("mine")
+    with pytest.raises(ReleaseRefused, match=r"dist has other files \(notes.txt\)"):
+        clear(folder)
+    assert (folder / "notes.txt").read_text() == "mine"
 
 
 def test_installation_docs_name_the_extras_and_pythons_of_the_package() -> None:

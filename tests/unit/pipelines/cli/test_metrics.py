@@ -41,7 +41,7 @@ def test_the_command_serves_until_it_is_interrupted(tmp_path: Path) -> None:
         assert process.stdout is not None
         try:
             [url] = [word for word in process.stdout.readline().split() if word.startswith("http")]
-            wait_until(lambda: read(url).values("lakeshare_source_up", source="backup") == [1])
+            wait_until(lambda: read(url).values("lakeshare_source_up", source="backup:lake") == [1])
             process.send_signal(signal.SIGINT)
             _, log = process.communicate(timeout=30)
         finally:
@@ -64,7 +64,7 @@ def test_without_a_catalog_the_other_sources_are_read_and_nothing_is_created(
         up = {labels["source"]: value for labels, value in read(url).samples["lakeshare_source_up"]}
         with pytest.raises(Unavailable, match="cannot listen"):
             Exporter(settings).serve("127.0.0.1", int(url.split(":")[2].split("/")[0])).__enter__()
-    assert up == {"staged": 1, "landing": 1, "catalog": 0, "backup": 1}
+    assert up == {"staged": 1, "landing": 1, "catalog": 0, "backup:lake": 1}
     assert list((tmp_path / "state").iterdir()) == []
 
 
