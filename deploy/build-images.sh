@@ -80,20 +80,27 @@ make_context() {
 }
 
 build() {
-  local version revision
+  local version revision packages own
   version=$(.venv/bin/python -c 'from importlib.metadata import version; print(version("lakeshare"))')
   revision=$(git rev-parse HEAD 2>/dev/null || echo unknown)
-  # The format of Docker: that of OCI has no HEALTHCHECK. The stage with the packages keeps a name, so that its layers stay.
-  local options=(--format docker --isolation chroot --layers --build-arg "BASE=$2" --file "$3/Containerfile")
-  "${buildah[@]}" build "${options[@]}" --target builder --tag "localhost/lakeshare-$1:builder" "$3" >&2
-  "${buildah[@]}" build "${options[@]}" --build-arg "VERSION=$version" --build-arg "REVISION=$revision" \
+  packages=$(cd "$3/wheels" && sha256sum -- *.whl | sha256sum | cut -c1-16)
+  own=$(sha256sum "$3"/lakeshare/*.whl | cut -c1-16)
+  # The format of Docker: that of OCI has no HEALTHCHECK.
+  "${buildah[@]}" build --format docker --isolation chroot --layers --file "$3/Containerfile" --build-arg "BASE=$2" \
+    --build-arg "PACKAGES=$packages" --build-arg "OWN=$own" --build-arg "VERSION=$version" --build-arg "REVISION=$revision" \
     --tag "localhost/lakeshare-$1:$version" --tag "localhost/lakeshare-$1:latest" "$3" >&2
   say "built localhost/lakeshare-$1:$version"
 }
 
-# Layers of earlier builds, and wheels that none has used for two weeks.
+# Earlier builds of these images, with layers that no other uses, and wheels that none has used for two weeks.
 remove_unused() {
-  "${buildah[@]}" rmi --prune >/dev/null 2>&1 || true
+  local image id
+  for image in "${images[@]}"; do
+    for id in $("${buildah[@]}" images --quiet --filter dangling=true --filter "label=org.opencontainers.image.title=lakeshare-$image"); do
+      # Refused for layers of the newest build.
+      "${buildah[@]}" rmi "$id" >/dev/null 2>&1 || true
+    done
+  done
   find "$cache" -maxdepth 1 -name 'wheels-*' -mtime +14 -exec rm -rf {} +
 }
 

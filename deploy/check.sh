@@ -95,7 +95,7 @@ check_images() {
       || { tail -5 "$scratch/apt.log" >&2; fail "apt-get could not install ${need[*]}; or run with --without-images"; }
   fi
   deploy/build-images.sh "${base[@]}" server pipelines >"$scratch/build.log" 2>&1 || { tail -40 "$scratch/build.log" >&2; fail "an image could not be built"; }
-  .venv/bin/python deploy/check_images.py server pipelines || fail "an image is not as it has to be"
+  .venv/bin/python -u deploy/check_images.py server pipelines || fail "an image is not as it has to be"
   say "images: passed"
 }
 

@@ -20,10 +20,10 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 
@@ -60,7 +60,13 @@ class Image:
     config: dict[str, Any]
     healthcheck: list[str]
 
-    def start(self, root: Path, command: list[str] | None = None, **settings: str) -> subprocess.Popen[str]:
+    def start(
+        self,
+        root: Path,
+        command: list[str] | None = None,
+        output: int | IO[str] = subprocess.PIPE,
+        **settings: str,
+    ) -> subprocess.Popen[str]:
         """Start a command, the image's own by default, on the root that `mounted` made."""
         default = [*(self.config.get("Entrypoint") or []), *(self.config.get("Cmd") or [])]
         variables = [*self.config["Env"], *(f"{name}={value}" for name, value in settings.items())]
@@ -77,7 +83,7 @@ class Image:
                 ),
                 *("/usr/bin/env", "-i", "-C", self.config["WorkingDir"], *variables, *(command or default)),
             ],
-            stdout=subprocess.PIPE,
+            stdout=output,
             stderr=subprocess.STDOUT,
             text=True,
         )
@@ -331,29 +337,76 @@ def check_pipelines(image: Image, root: Path) -> None:
     published = image.run(root, "lakeshare", "publications", "orders.orders", "--json")
     require(json.loads(published)[0]["rows"] == 10, f"published: {published}")
     print("image pipelines: published orders.orders by the commands of docs/first-steps.md")
-    check_code_server(image, root)
+    check_dagster(image, root)
 
 
-def check_code_server(image: Image, root: Path) -> None:
-    """The image's own command is healthy by Dagster's own probe, and SIGTERM ends it."""
-    probe = ["dagster", "api", "grpc-health-check", "--port", "4000"]
+def check_dagster(image: Image, root: Path) -> None:
+    """Code server (the image's own command), webserver and daemon beside each other, as the chart starts them."""
+    home = STATE / "dagster"
+    home.mkdir()
+    (home / "dagster.yaml").write_text((ROOT / "dagster_home" / "dagster.yaml").read_text())
+    workspace = home / "workspace.yaml"
+    workspace.write_text(
+        "load_from: [{grpc_server: {host: 127.0.0.1, port: 4000, location_name: lakeshare}}]"
+    )
+    for path in (home, *home.iterdir()):
+        os.chown(path, UID, UID)
+    image.run(root, "dagster", "instance", "migrate", DAGSTER_HOME=str(home))
+    with ExitStack() as stack:
+        stack.enter_context(running(image, root, home))
+        wait_until_healthy(
+            image, root, home, "code server", ["dagster", "api", "grpc-health-check", "--port", "4000"]
+        )
+        web = ["dagster-webserver", "--host", "0.0.0.0", "--port", "3000", "--workspace", str(workspace)]
+        stack.enter_context(running(image, root, home, web))
+        stack.enter_context(
+            running(image, root, home, ["dagster-daemon", "run", "--workspace", str(workspace)])
+        )
+        wait_until_healthy(image, root, home, "webserver", ["python3", "-c", LOADED])
+        wait_until_healthy(image, root, home, "daemon", ["dagster-daemon", "liveness-check"])
+
+
+# The webserver has loaded the code location, and found its assets.
+LOADED = """
+import json, urllib.request as r
+query = json.dumps({"query": "{assetNodes{id}}"}).encode()
+asked = r.Request("http://127.0.0.1:3000/graphql", query, {"Content-Type": "application/json"})
+assert len(json.load(r.urlopen(asked, timeout=30))["data"]["assetNodes"]) > 5
+"""
+
+
+@contextmanager
+def running(image: Image, root: Path, home: Path, command: list[str] | None = None) -> Iterator[None]:
+    """A process of Dagster, which must go on to the end of the block."""
+    with (home / f"{(command or ['code'])[0]}.log").open("w+") as log:
+        process = image.start(root, command, output=log, DAGSTER_HOME=str(home))
+        try:
+            yield
+            require(process.poll() is None, f"{command or 'the code server'} ended with {process.returncode}")
+        except ImageError:
+            log.seek(0)
+            print(log.read()[-4000:], file=sys.stderr)
+            raise
+        finally:
+            process.terminate()
+            try:
+                process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def wait_until_healthy(image: Image, root: Path, home: Path, name: str, probe: list[str]) -> None:
+    """Until the probe of an orchestrator passes."""
     began = time.monotonic()
-    server = image.start(root)
-    try:
-        while True:
-            if server.poll() is not None:
-                raise ImageError(f"the code server ended: {server.communicate()[0]}")
-            asked = image.start(root, probe)
-            asked.communicate()
-            if asked.returncode == 0:
-                break
-            require(time.monotonic() - began < 120, "the code server does not answer")
-        print(f"image pipelines: the code server answers after {time.monotonic() - began:.0f} s")
-        server.terminate()
-        server.wait(STOP_S)
-    finally:
-        server.kill()
-        server.communicate()
+    while True:
+        asked = image.start(root, probe, DAGSTER_HOME=str(home))
+        output, _ = asked.communicate()
+        if asked.returncode == 0:
+            break
+        require(time.monotonic() - began < 180, f"the probe of the {name} does not pass:\n{output}")
+        time.sleep(1)
+    print(f"image pipelines: the probe of the {name} passes after {time.monotonic() - began:.0f} s")
 
 
 if __name__ == "__main__":

@@ -81,7 +81,15 @@ def download(locked: Path, python_version: str, wheels: Path) -> None:
     tags = [part for tag in GLIBC_TAGS for part in ("--platform", f"{tag}_{platform.machine()}")]
     digits = python_version.replace(".", "")
     run(
-        *(*pip(), "download", "--quiet", "--no-deps", "--require-hashes", "--prefer-binary"),
+        *(
+            *pip(),
+            "download",
+            "--quiet",
+            "--no-cache-dir",
+            "--no-deps",
+            "--require-hashes",
+            "--prefer-binary",
+        ),
         *("--requirement", str(locked), "--dest", str(wheels), "--python-version", python_version),
         *("--implementation", "cp", "--abi", f"cp{digits}", "--abi", "abi3", "--abi", "none", *tags),
     )
