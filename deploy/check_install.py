@@ -38,7 +38,7 @@ COMMANDS = re.compile(r"^\$ (.*)$", re.MULTILINE)
 PIPELINES = ("pipelines", "demo")
 # From the start of `lakeshare serve` until /healthz responds; the first start of a state makes its database.
 START_S = 2.0
-STARTS = 3
+MAX_STARTS = 5
 # Half of a short run of Spark is otherwise its just-in-time compiler.
 SHORT_RUNS = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 COMMAND_S, READY_S = 300, 60
@@ -167,16 +167,17 @@ def follow_first_steps(commands: Path, folder: Path) -> str:
 
 
 def start_server_alone(commands: Path, folder: Path) -> str:
-    """Starts the server several times; raises CheckFailed if it never responds in time."""
+    """Starts the server until it responds in time. Raises CheckFailed if it never does."""
     variables = clean_variables(commands, {"LAKESHARE_PORT": str(take_free_port())})
-    waits = []
-    for _ in range(STARTS):
+    waits: list[float] = []
+    # The first start compiles the modules and makes the database.
+    while len(waits) < MAX_STARTS and not any(waited <= START_S for waited in waits[1:]):
         with running_server(["lakeshare", "serve"], folder, variables) as started:
             waits.append(started.seconds)
-    # The first start compiles the modules and makes the database.
+    seconds = ", ".join(f"{waited:.1f}" for waited in waits)
     if min(waits[1:]) > START_S:
-        raise CheckFailed(f"the server took {waits} seconds to respond, more than {START_S}")
-    return f"responds after {min(waits[1:]):.1f} s, the first time after {waits[0]:.1f} s"
+        raise CheckFailed(f"the server responds after {seconds} s, not within {START_S}")
+    return f"starts respond after {seconds} s"
 
 
 def check_environment(shop: Workshop, version: str, python: str, installed: str) -> Result:
