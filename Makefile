@@ -36,6 +36,9 @@ check: $(READY) ## Lint, format, types, import law, dependencies, spelling
 	$(RUN)codespell
 	$(RUN)python .ci/ratchet.py
 
+check-deploy: $(READY) ## Build and check images and chart, as root (ARGS=--without-images: without root)
+	@bash deploy/check.sh $(ARGS)
+
 # Bytecode is kept: each environment starts a dozen commands.
 check-install: $(READY) ## Install wheel and sdist into empty environments of each Python, publish and serve in them
 	@env -u PYTHONDONTWRITEBYTECODE $(RUN)python -m deploy.check_install $(ARGS)
@@ -72,4 +75,4 @@ lock: $(READY) ## Compile requirements.lock again from pyproject.toml
 	$$(cat .venv/.uv) pip compile pyproject.toml --all-extras --group dev --universal --python-version 3.11 \
 	  --generate-hashes --no-emit-index-url --no-emit-find-links --no-header -o requirements.lock
 
-.PHONY: help setup demo demo-clean test campaign check check-install prepare-release release bench bench-server docs docs-reference serve dagster fix lock
+.PHONY: help setup demo demo-clean test campaign check check-install check-deploy prepare-release release bench bench-server docs docs-reference serve dagster fix lock

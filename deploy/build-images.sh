@@ -75,7 +75,7 @@ make_context() {
   SOURCE_DATE_EPOCH=$(git log -1 --format=%ct 2>/dev/null || echo 315532800) \
     .venv/bin/python -m hatchling build -t wheel -d "$folder/lakeshare" >&2
   cp "deploy/Containerfile.$1" "$folder/Containerfile"
-  [ "$1" = server ] || add_jars "$folder"
+  [ "$1" = server ] || .venv/bin/python deploy/bake_jars.py "$folder/jars" >&2
   echo "$folder"
 }
 
@@ -83,11 +83,18 @@ build() {
   local version revision
   version=$(.venv/bin/python -c 'from importlib.metadata import version; print(version("lakeshare"))')
   revision=$(git rev-parse HEAD 2>/dev/null || echo unknown)
-  # The format of Docker: that of OCI has no HEALTHCHECK.
-  "${buildah[@]}" build --format docker --isolation chroot --layers --build-arg "BASE=$2" --build-arg "VERSION=$version" \
-    --build-arg "REVISION=$revision" --tag "localhost/lakeshare-$1:$version" --tag "localhost/lakeshare-$1:latest" \
-    --file "$3/Containerfile" "$3" >&2
+  # The format of Docker: that of OCI has no HEALTHCHECK. The stage with the packages keeps a name, so that its layers stay.
+  local options=(--format docker --isolation chroot --layers --build-arg "BASE=$2" --file "$3/Containerfile")
+  "${buildah[@]}" build "${options[@]}" --target builder --tag "localhost/lakeshare-$1:builder" "$3" >&2
+  "${buildah[@]}" build "${options[@]}" --build-arg "VERSION=$version" --build-arg "REVISION=$revision" \
+    --tag "localhost/lakeshare-$1:$version" --tag "localhost/lakeshare-$1:latest" "$3" >&2
   say "built localhost/lakeshare-$1:$version"
+}
+
+# Layers of earlier builds, and wheels that none has used for two weeks.
+remove_unused() {
+  "${buildah[@]}" rmi --prune >/dev/null 2>&1 || true
+  find "$cache" -maxdepth 1 -name 'wheels-*' -mtime +14 -exec rm -rf {} +
 }
 
 base=docker.io/library/python:3.13-slim
@@ -111,3 +118,4 @@ for image in "${images[@]}"; do
   context=$(make_context "$image")
   if $builds; then build "$image" "$base" "$context"; else echo "$context"; fi
 done
+if $builds; then remove_unused; fi

@@ -8,8 +8,10 @@ namespaces made here, so that nothing listens outside and nothing is left. The k
 
 import json
 import os
+import re
 import shlex
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -29,6 +31,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 UID = 10001
+HOST = "image"
 STATE = Path("/var/lib/lakeshare")
 URL = "http://127.0.0.1:8765"
 START_S, STOP_S = 2.0, 15.0
@@ -109,7 +112,7 @@ def main() -> None:
                     "healthcheck": healthcheck.get("Test", [])[1:],
                 }
             )
-        namespaces = ["--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        namespaces = ["--mount", "--net", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
         own = [sys.executable, __file__, "--inside", *map(json.dumps, images)]
         sys.exit(subprocess.run(["unshare", *namespaces, *own]).returncode)
     finally:
@@ -128,6 +131,7 @@ def buildah(*arguments: str) -> str:
 def inside(images: list[Image]) -> None:
     """Run every check, each image's own after those of all."""
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+    socket.sethostname(HOST)
     own = {"server": check_server, "pipelines": check_pipelines}
     for image in images:
         began = time.monotonic()
@@ -146,8 +150,13 @@ def mounted(image: Image, folder: Path) -> Iterator[Path]:
     volume.mkdir(mode=0o700)
     os.chown(volume, UID, UID)
     STATE.mkdir(parents=True, exist_ok=True)
+    # As engines do: the name of the host has an address (Spark looks it up).
+    hosts = folder / "hosts"
+    hosts.write_text(f"127.0.0.1 localhost {HOST}\n")
+    (image.files / "etc/hosts").touch()
     mounts = [
         ["--bind", image.files, root],
+        ["--bind", hosts, root / "etc/hosts"],
         ["-o", "remount,bind,ro", root],
         ["--bind", volume, STATE],
         ["--bind", volume, root / str(STATE)[1:]],
@@ -303,7 +312,48 @@ def run_conformance(profiles: list[str]) -> str:
 
 
 def check_pipelines(image: Image, root: Path) -> None:
-    raise NotImplementedError
+    """`lakeshare doctor`, a publication by the commands of docs/first-steps.md, and Dagster's code server."""
+    print(image.run(root, "lakeshare", "doctor"), end="")
+    shop = STATE / "shop"
+    page = (ROOT / "docs" / "first-steps.md").read_text()
+    (delivery,) = re.findall(r"^```csv\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    shop.mkdir()
+    (shop / "orders.csv").write_text(delivery)
+    for path in (shop, shop / "orders.csv"):
+        os.chown(path, UID, UID)
+    commands = [line[2:] for line in page.splitlines() if re.match(r"\$ lakeshare (?!serve)", line)]
+    require(len(commands) == 4, f"docs/first-steps.md has other commands than before: {commands}")
+    for command in commands:
+        began = time.monotonic()
+        output = image.run(root, "sh", "-c", f"cd {shop} && {command}")
+        print(f"image pipelines: {time.monotonic() - began:.0f} s: {command}")
+    require("alice may read partners" in output, f"the last command printed {output}")
+    published = image.run(root, "lakeshare", "publications", "orders.orders", "--json")
+    require(json.loads(published)[0]["rows"] == 10, f"published: {published}")
+    print("image pipelines: published orders.orders by the commands of docs/first-steps.md")
+    check_code_server(image, root)
+
+
+def check_code_server(image: Image, root: Path) -> None:
+    """The image's own command is healthy by Dagster's own probe, and SIGTERM ends it."""
+    probe = ["dagster", "api", "grpc-health-check", "--port", "4000"]
+    began = time.monotonic()
+    server = image.start(root)
+    try:
+        while True:
+            if server.poll() is not None:
+                raise ImageError(f"the code server ended: {server.communicate()[0]}")
+            asked = image.start(root, probe)
+            asked.communicate()
+            if asked.returncode == 0:
+                break
+            require(time.monotonic() - began < 120, "the code server does not answer")
+        print(f"image pipelines: the code server answers after {time.monotonic() - began:.0f} s")
+        server.terminate()
+        server.wait(STOP_S)
+    finally:
+        server.kill()
+        server.communicate()
 
 
 if __name__ == "__main__":

@@ -40,6 +40,8 @@ def main() -> None:
         wheels.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=wheels.parent) as scratch:
             fill(Path(scratch) / "wheels", locked, python_version).rename(wheels)
+    # When it was last used.
+    wheels.touch()
     print(wheels)
 
 
@@ -50,28 +52,28 @@ def fill(wheels: Path, locked: str, python_version: str) -> Path:
     requirements.write_text(locked)
     download(requirements, python_version, wheels)
     for archive in sorted(wheels.glob("*.tar.gz")):
-        build_wheel(archive, wheels)
+        build_wheel(archive, wheels.parents[1] / "built-wheels")
     return wheels
 
 
 def list_needed(python_version: str, extras: list[str]) -> set[str]:
-    """Names of the packages that lakeshare needs with these extras on Linux, in the versions of the lock."""
+    """`name==version` of the packages that lakeshare needs with these extras on Linux, in versions of the lock."""
     chosen = [part for extra in extras for part in ("--extra", extra)]
     lines = run(
         *(uv(), "pip", "compile", "--quiet", "pyproject.toml", *chosen, "--constraint", "requirements.lock"),
         *("--python-version", python_version, "--python-platform", f"{platform.machine()}-manylinux_2_28"),
         *("--no-header", "--no-annotate"),
     )
-    return {re.split(r"[=<>\[ ;]", line, maxsplit=1)[0] for line in lines.splitlines() if line.strip()}
+    return {line.split(";")[0].strip() for line in lines.splitlines() if line.strip()}
 
 
-def select_locked(names: set[str]) -> str:
-    """The entries of requirements.lock with these names, with their hashes and markers."""
+def select_locked(needed: set[str]) -> str:
+    """Their entries in requirements.lock with the hashes, without markers: pip compares those with its own Python."""
     entries = re.split(r"^(?=[a-z0-9])", (ROOT / "requirements.lock").read_text(), flags=re.MULTILINE)
-    selected = {entry.split("==", 1)[0]: entry for entry in entries if entry.split("==", 1)[0] in names}
-    if missing := sorted(names - selected.keys()):
+    locked = {re.split(r"[ ;\\]", entry, maxsplit=1)[0]: entry for entry in entries if "==" in entry}
+    if missing := sorted(needed - locked.keys()):
         sys.exit(f"wheelhouse: {', '.join(missing)} are not in requirements.lock; run `make lock`")
-    return "".join(selected.values())
+    return "".join(re.sub(r" ;.*(?= \\$)", "", locked[name], flags=re.MULTILINE) for name in sorted(needed))
 
 
 def download(locked: Path, python_version: str, wheels: Path) -> None:
@@ -85,16 +87,18 @@ def download(locked: Path, python_version: str, wheels: Path) -> None:
     )
 
 
-def build_wheel(archive: Path, wheels: Path) -> None:
-    """Replace a source archive by its wheel, which must be for any Python 3."""
-    with tempfile.TemporaryDirectory(dir=wheels.parent) as scratch:
-        run(*pip(), "wheel", "--quiet", "--no-deps", "--wheel-dir", scratch, str(archive))
-        (built,) = Path(scratch).iterdir()
-        if not built.name.endswith(EVERYWHERE):
-            sys.exit(
-                f"wheelhouse: {archive.name} has compiled parts; add a package with wheels to pyproject.toml"
-            )
-        built.rename(wheels / built.name)
+def build_wheel(archive: Path, built: Path) -> None:
+    """Replace a source archive by its wheel, for any Python 3; `built` keeps it (Spark's takes minutes)."""
+    kept = built / hashlib.sha256(archive.read_bytes()).hexdigest()[:16]
+    if not kept.is_dir():
+        built.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=built) as scratch:
+            run(*pip(), "wheel", "--quiet", "--no-deps", "--wheel-dir", f"{scratch}/wheel", str(archive))
+            Path(scratch, "wheel").rename(kept)
+    (wheel,) = kept.iterdir()
+    if not wheel.name.endswith(EVERYWHERE):
+        sys.exit(f"wheelhouse: {archive.name} has compiled parts; lock a version that has wheels")
+    archive.with_name(wheel.name).hardlink_to(wheel)
     archive.unlink()
 
 

@@ -37,8 +37,9 @@ from lakeshare_server.routes.errors import (
     add_error_responses,
 )
 from lakeshare_server.routes.responses import LIMITS, ConnectionLimits, GuardedProtocol, RequestBodyMiddleware
-from lakeshare_server.settings import CONSOLE_PATH, ServerSettings
+from lakeshare_server.settings import CONSOLE_PATH, ServerSettings, read_log_format
 from lakeshare_server.storage import Stores, load_key
+from lakeshare_server.telemetry.logs import configure_logs
 
 SHUTDOWN_S = 10
 START_S = 60
@@ -123,6 +124,7 @@ def _add_routes(app: FastAPI, prefix: str) -> None:
 
 def app_from_environment() -> FastAPI:
     """The application with the environment's settings, for `uvicorn --factory` with several workers."""
+    configure_logs(read_log_format)
     app = create_app(ServerSettings())
     gc.freeze()
     return app
@@ -254,6 +256,8 @@ def _config(app: FastAPI | str, **options: Any) -> uvicorn.Config:
         ws="none",
         access_log=False,
         log_level="warning",
+        # Its loggers write as all others do.
+        log_config=None,
         server_header=False,
         http=GuardedProtocol,
         # The application decides which proxies may name the client (LAKESHARE_TRUSTED_PROXIES).
@@ -274,7 +278,8 @@ def _bind(settings: ServerSettings) -> tuple[ServerSettings, socket.socket]:
             SPARK_REFRESHES_AHEAD_S,
         )
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
+    # asyncio sends small writes at once only for sockets of this protocol; connections inherit it.
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((settings.host, settings.port))

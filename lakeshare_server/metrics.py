@@ -38,7 +38,7 @@ LABELS: Mapping[str, str] = {
     "scheme": "What is called: `s3`, `gs`, `abfss`, `nessie`, `iceberg`, `https`, `http`, `database` or `other`.",
     "service": "A store, catalog, token service or issuer, like `s3://bucket`.",
     "set": "A set of tables.",
-    "source": "What is read: `staged`, `landing`, `catalog`, `backup` or `drills`.",
+    "source": "What is read: `staged`, `landing`, `catalog`, or a backup, like `backup:lake`.",
     "state": "The state of what is counted, like `red` or `pending`.",
     "status": "The HTTP status, or the status of a backup point.",
     "table": "A table of the lake, like `flights.departures`.",
@@ -153,7 +153,7 @@ FRESHNESS_GOAL = Metric(
 TABLES_LEFT_OUT = Metric(
     "lakeshare_tables_left_out", "gauge", "Shared tables without these metrics, by LAKESHARE_METRICS_TABLES."
 )
-PUBLICATIONS = Metric("lakeshare_publications", "counter", "Publications of all tables.")
+PUBLICATIONS = Metric("lakeshare_publications", "counter", "Key of the last publication: it grows with each.")
 UNSIGNED = Metric(
     "lakeshare_unsigned_publications",
     "gauge",
@@ -335,7 +335,8 @@ class ProcessMetrics:
 PROCESS = ProcessMetrics()
 
 
-@dataclass(frozen=True)
+# Not frozen: that would take twice the time to create one, for each request.
+@dataclass(slots=True)
 class FinishedRequest:
     """What is counted of a request; `recipient` is its name, for metrics with names."""
 

@@ -4,10 +4,19 @@ from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import quote, urlsplit
 
-from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, SecretStr, StringConstraints
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BeforeValidator,
+    Field,
+    SecretStr,
+    StringConstraints,
+    ValidationError,
+)
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from lakeshare_server.locations import parse_lake_location
+from lakeshare_server.telemetry.logs import LogFormat
 
 
 def _absolute(path: Path) -> Path:
@@ -119,6 +128,9 @@ class StateSettings(StoreSettings):
     """Private Ed25519 key that signs publications, a PEM file; made and kept in the state folder by default."""
     evidence_digests: Literal["local", "stored", "read", "none"] = "local"
     """SHA-256 of files in evidence: local reads new files on disk, stored also asks S3, read reads all, or none."""
+
+    log_format: LogFormat = "text"
+    """Form of the log on stderr: text, or json with one object per line."""
 
     audit_retention_days: int | None = Field(None, ge=1)
     """Days that audit events are kept, by the nightly janitor and `lakeshare audit prune`; all by default."""
@@ -332,3 +344,11 @@ class ServerSettings(StateSettings):
 
     def _root(self) -> str:
         return (self.public_url or f"http://{self.host}:{self.port}").rstrip("/")
+
+
+def read_log_format() -> LogFormat:
+    """`LAKESHARE_LOG_FORMAT`; text if the settings cannot be used, which the command itself reports."""
+    try:
+        return StateSettings().log_format
+    except ValidationError:
+        return "text"

@@ -3,9 +3,12 @@
 `docs/index.md` is the one list of pages. Its headings are the sections, and the links below a heading their pages.
 """
 
+import base64
+import hashlib
 import os
 import posixpath
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +35,15 @@ LINK = re.compile(r"(?<!`)(\[(?:[^\[\]]|\[[^\]]*\])*\])\(([^)\s#]+)(#[^)\s]*)?\)
 FENCE = re.compile(r"^( *)(```|~~~).*?^\1\2\s*?$", re.MULTILINE | re.DOTALL)
 PICTURE = re.compile(r"!\[[^\]]*\]\(([\w-]+\.svg)\)")
 STYLE = re.compile(r"\s*<style>.*?</style>", re.DOTALL)
+SCRIPT = re.compile(r"<script(?![^>]*\bsrc=)[^>]*>(.*?)</script>", re.DOTALL)
+POLICY = (
+    "default-src 'none'; script-src 'self' {hashes}; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
+    "connect-src 'self'; worker-src 'self'; frame-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'none'"
+)
+# Names in code become links to the generated pages, but not inside of links, headings and blocks of code.
+NAMED = ("commands", "settings", "metrics", "errors")
+KEPT = re.compile(r"(<(a|h\d|pre)\b.*?</\2>)", re.DOTALL)
+CODE = re.compile(r"<code>([^<]+)</code>")
 HEADING = re.compile(r"^(#{2,3}) (.+)$")
 
 # What the search shows first. Long pages have most words of a message, and would win by that.
@@ -125,6 +137,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         if "://" in target or target.startswith("mailto:"):
             return link[0]
         path = posixpath.normpath(posixpath.join(folder, target))
+        if path not in FOLDERS and (ROOT / path).is_dir():
+            return label[1:-1]  # the site has no lists of files
         found = find_page(path) or add_asset(path, files, config)
         return f"{label}({os.path.relpath(found, posixpath.dirname(name) or '.')}{anchor})"
 
@@ -133,6 +147,39 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         text += LINK.sub(resolve, markdown[kept : fence.start()]) + fence[0]
         kept = fence.end()
     return text + LINK.sub(resolve, markdown[kept:])
+
+
+@cache
+def list_names() -> dict[str, str]:
+    """The headings of the generated pages that are commands, settings, metrics and codes, with their places."""
+    names = {}
+    for page in NAMED:
+        for heading in re.findall(
+            r"^#{2,4} (.+)$", (ROOT / f"docs/reference/{page}.md").read_text(), re.MULTILINE
+        ):
+            if "_" in heading or heading.startswith("lakeshare "):
+                names.setdefault(heading, f"reference/{page}.html#{heading.lower().replace(' ', '-')}")
+    return names
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """The page with links from commands, settings, metrics and codes to what the reference has of them."""
+    here = posixpath.dirname(page.file.dest_uri)
+
+    def link(code: re.Match[str]) -> str:
+        if len(code[1]) > 30 and "/" in code[1] and " " not in code[1]:
+            return f"<code>{code[1].replace('/', '/<wbr>')}</code>"  # long paths may break in cells
+        words = code[1].split(" ")
+        begins = [" ".join(words[:count]) for count in range(min(len(words), 4), 0, -1)]
+        begins += re.findall(r"^\w+(?=[{=])", code[1])  # a metric with labels, a setting with a value
+        place = next((list_names()[name] for name in begins if name in list_names()), None)
+        return code[0] if place is None else f'<a href="{os.path.relpath(place, here or ".")}">{code[0]}</a>'
+
+    # Two groups of the pattern: text, what is kept, its tag, text, …
+    parts = KEPT.split(html)
+    return "".join(
+        CODE.sub(link, part) if place % 3 == 0 else part for place, part in enumerate(parts) if place % 3 != 2
+    )
 
 
 def inline_picture(path: Path) -> str:
@@ -148,3 +195,14 @@ def add_asset(path: str, files: Files, config: MkDocsConfig) -> str:
     if (ROOT / path).is_file() and files.get_file_from_path(name) is None:
         files.append(File.generated(config, name, abs_src_path=str(ROOT / path)))
     return name
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """The page with a policy that lets it request nothing of other hosts, and run no script but its own."""
+    if config.site_url:
+        return output  # of `mkdocs serve`, which adds a script that reloads the page
+    digests = {hashlib.sha256(script.encode()).digest() for script in SCRIPT.findall(output)}
+    hashes = " ".join(sorted(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests))
+    policy = POLICY.format(hashes=hashes)
+    meta = f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+    return output.replace("<head>", f"<head>{meta}", 1)

@@ -30,6 +30,8 @@ from lakeshare_pipelines.backup.restore.targets import map_to_new_keys, select_c
 from lakeshare_pipelines.backup.stores import StoreAddress
 from lakeshare_pipelines.errors import BackupError, ObjectMissing
 from lakeshare_pipelines.settings import LakeSettings
+from lakeshare_server.telemetry.runs import run_step
+from lakeshare_server.telemetry.tracing import add_attributes, span
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +86,17 @@ def make_point(
     Raises BackupError if there is no listing yet, the plan exceeds its bounds, no table was proved, the day has a
     point or another run makes it.
     """
+    backup, day = backup_run.backup.name, backup_run.day
+    with run_step("backup", backup_run.owner, backup=backup, day=day):
+        return _make_point(backup_run, now, report_message, report_progress)
+
+
+def _make_point(
+    backup_run: BackupRun,
+    now: dt.datetime,
+    report_message: model.ReportMessage,
+    report_progress: ReportProgress,
+) -> model.Point:
     listing = ensure_listing(backup_run, now)
     if listing is None:
         fix = "Run it again later: `lakeshare inventory status` lists the reports."
@@ -134,7 +147,9 @@ def ensure_copies(backup_run: BackupRun, report_progress: ReportProgress) -> mod
     if record is None:
         if source.kind == "s3" and (archived := list(archived_in_plan(workspace.rows("plan")))):
             thaw(source, archived, report_progress)
-        record = make_engine(backup_run).copy(backup_run.task(), report_progress)
+        with span("lakeshare.backup.copy", backup=backup_run.backup.name, day=backup_run.day):
+            record = make_engine(backup_run).copy(backup_run.task(), report_progress)
+            add_attributes(objects=record.succeeded, failed=record.failed)
         workspace.save("copied", record)
     return record
 
@@ -149,15 +164,17 @@ def ensure_verification(backup_run: BackupRun) -> model.Verification:
         plan = _load_step(backup_run, "plan", model.PlanRecord)
         # Iceberg's metadata files do not show which of them is current.
         has_iceberg = any(table.format == "iceberg" for table in plan.tables)
-        verification = verify_copies(
-            backup_run.backup,
-            backup_run.workspace,
-            plan,
-            backup_run.points,
-            backup_run.day,
-            backup_run.open_spark,
-            pointers=list_main_pointers(backup_run.settings, plan.as_of) if has_iceberg else (),
-        )
+        with span("lakeshare.backup.verify", backup=backup_run.backup.name, day=backup_run.day):
+            verification = verify_copies(
+                backup_run.backup,
+                backup_run.workspace,
+                plan,
+                backup_run.points,
+                backup_run.day,
+                backup_run.open_spark,
+                pointers=list_main_pointers(backup_run.settings, plan.as_of) if has_iceberg else (),
+            )
+            add_attributes(status=verification.status, tables=len(verification.tables))
         backup_run.workspace.save("verified", verification)
     return verification
 

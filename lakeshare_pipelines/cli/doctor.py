@@ -138,7 +138,9 @@ def check_folders(settings: LakeSettings) -> Iterator[Check]:
     for location in locations:
         yield _check_warehouse(settings, location)
     yield _check_landing(settings)
-    yield _check_writable("cache folder", "LAKESHARE_CACHE_DIR", settings.cache_dir)
+    # Offline it is only read, as that of an image: `check_jars` has found what is in it.
+    if not settings.offline:
+        yield _check_writable("cache folder", "LAKESHARE_CACHE_DIR", settings.cache_dir)
     free = shutil.disk_usage(_find_existing_parent(settings.state_dir)).free
     detail = f"{free / 1e9:.1f} GB free"
     if free < MIN_FREE_BYTES:

@@ -21,6 +21,7 @@ from lakeshare_pipelines.cli.restore import restore_app
 from lakeshare_server.cli import add_commands
 from lakeshare_server.errors import LakeshareError, Unavailable
 from lakeshare_server.lazy import gc_disabled
+from lakeshare_server.telemetry.logs import configure_logs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from lakeshare_pipelines.settings import LakeSettings
     from lakeshare_pipelines.wap.staged import Lake
     from lakeshare_server.catalog import Catalog, Publication
+    from lakeshare_server.telemetry.logs import LogFormat
 
 snowflake_app = typer.Typer(
     help="Snowflake: external tables that show the published state of tables in object storage.",
@@ -182,11 +184,18 @@ def main() -> None:
     # As Dagster does for a code location: transforms and sources may be modules of the project.
     if (folder := str(Path.cwd())) not in sys.path:
         sys.path.append(folder)
+    configure_logs(_read_log_format)
     try:
         app()
     except LakeshareError as error:
         typer.secho(f"lakeshare: {error.for_provider()}", err=True, fg=typer.colors.RED)
         sys.exit(1)
+
+
+def _read_log_format() -> "LogFormat":
+    from lakeshare_server.settings import read_log_format
+
+    return read_log_format()
 
 
 @app.command()
@@ -344,9 +353,7 @@ def maintain_table(
     """
     from lakeshare_pipelines.maintenance.run import format_plan, format_result, maintain, plan_maintenance
 
-    progress = logging.getLogger("lakeshare_pipelines.maintenance")
-    progress.setLevel(logging.INFO)
-    progress.addHandler(logging.StreamHandler())
+    logging.getLogger("lakeshare_pipelines.maintenance").setLevel(logging.INFO)
     contract, found = _find_table(table)
     # Spark starts only if files are rewritten.
     with _open_lake_with_spark() as lake:

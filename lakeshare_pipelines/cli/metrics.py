@@ -8,7 +8,8 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -21,6 +22,7 @@ from lakeshare_server.errors import LakeshareError, Unavailable
 from lakeshare_server.lazy import gc_disabled
 
 if TYPE_CHECKING:
+    from lakeshare_pipelines.backup.config import Backup
     from lakeshare_pipelines.settings import LakeSettings
     from lakeshare_server.catalog import Catalog
     from lakeshare_server.catalog.monitoring import SetRunState
@@ -31,6 +33,8 @@ PORT = 9464
 REFRESH_S = 30.0
 # A source that is read for longer counts as down until it is read.
 READ_S = 60.0
+# Points change once a day, and each is a request of the store.
+BACKUP_EVERY = 10
 Value = TypeVar("Value")
 _log = logging.getLogger(__name__)
 
@@ -113,10 +117,15 @@ class Source(Generic[Value]):
 
 
 class Exporter:
-    """The sources of a lake, read in threads while `serve` is open."""
+    """The sources of a lake, read in threads while `serve` is open.
+
+    Raises:
+        BackupError: the declarations of backups cannot be used.
+    """
 
     def __init__(self, settings: "LakeSettings", refresh_s: float = REFRESH_S) -> None:
         with gc_disabled():
+            from lakeshare_pipelines.backup.config import load_backups
             from lakeshare_pipelines.cli.console import ConsolePipelines
 
         self._settings = settings
@@ -126,17 +135,41 @@ class Exporter:
             Source("staged", refresh_s, self._pipelines.list_staged, _show_staged, self._is_complete),
             Source("landing", refresh_s, self._read_landing, _show_landing),
             Source("catalog", refresh_s, self._read_runs, _show_runs),
-            Source("backup", refresh_s, self._read_backups, _show_backups),
+            *(self._make_backup_source(backup, refresh_s) for backup in load_backups(settings)),
         ]
 
-    def serve(self, host: str, port: int) -> "_Serving":
-        """Starts reading and listening; the context has the URL. Raises Unavailable if the address is not free."""
-        return _Serving(self, host, port)
+    @contextmanager
+    def serve(self, host: str, port: int) -> Iterator[str]:
+        """Reads and listens; the context has the URL. Raises Unavailable if the address is not free."""
+        from prometheus_client import CollectorRegistry, start_http_server
+
+        from lakeshare_server.metrics import StateCollector
+
+        registry = CollectorRegistry()
+        registry.register(StateCollector(self.read))
+        try:
+            server, listener = start_http_server(port, host, registry)
+        except OSError as error:
+            what = f"cannot listen on {host}:{port}: {error.strerror}"
+            raise Unavailable(what, "Give --port a free one; 0 takes any.") from error
+        for source in self.sources:
+            reading = threading.Thread(
+                target=source.keep_reading, args=(self._stop,), name=source.name, daemon=True
+            )
+            reading.start()
+        try:
+            yield f"http://{host}:{server.server_port}/metrics"
+        finally:
+            self._stop.set()
+            server.shutdown()
+            server.server_close()
+            listener.join()
 
     def wait(self) -> None:
         """Waits for Ctrl-C or the end of serving."""
-        while not self._stop.wait(3600):
-            pass
+        with suppress(KeyboardInterrupt):
+            while not self._stop.wait(3600):
+                pass
 
     def read(self) -> "list[Samples]":
         from lakeshare_server.metrics import Samples
@@ -184,48 +217,13 @@ class Exporter:
             )
         return waiting
 
-    def _read_backups(self) -> "Sequence[tuple[float, BackupState]]":
-        from lakeshare_pipelines.backup.config import load_backups
-
-        return [
-            (backup.max_age_hours * 3600, self._pipelines.read_backup(backup.name))
-            for backup in load_backups(self._settings)
-        ]
-
-
-class _Serving:
-    """The threads and the listening socket of an exporter."""
-
-    def __init__(self, exporter: Exporter, host: str, port: int) -> None:
-        self._exporter, self._host, self._port = exporter, host, port
-
-    def __enter__(self) -> str:
-        from prometheus_client import CollectorRegistry, start_http_server
-
-        from lakeshare_server.metrics import StateCollector
-
-        registry = CollectorRegistry()
-        registry.register(StateCollector(self._exporter.read))
-        try:
-            self._server, self._listener = start_http_server(self._port, self._host, registry)
-        except OSError as error:
-            what = f"cannot listen on {self._host}:{self._port}: {error.strerror}"
-            raise Unavailable(what, "Give --port a free one; 0 takes any.") from error
-        self._threads = [
-            threading.Thread(
-                target=source.keep_reading, args=(self._exporter._stop,), name=source.name, daemon=True
-            )
-            for source in self._exporter.sources
-        ]
-        for thread in self._threads:
-            thread.start()
-        return f"http://{self._host}:{self._server.server_port}/metrics"
-
-    def __exit__(self, *_: object) -> None:
-        self._exporter._stop.set()
-        self._server.shutdown()
-        self._server.server_close()
-        self._listener.join()
+    def _make_backup_source(self, backup: "Backup", refresh_s: float) -> "Source[BackupState]":
+        return Source(
+            f"backup:{backup.name}",
+            BACKUP_EVERY * refresh_s,
+            lambda: self._pipelines.read_backup(backup.name),
+            lambda samples, state: _show_backup(samples, state, backup.max_age_hours * 3600),
+        )
 
 
 def _show_staged(samples: "Samples", staged: "StagedSets") -> None:
@@ -258,20 +256,18 @@ def _show_runs(samples: "Samples", runs: "Sequence[SetRunState]") -> None:
             samples.add(defined.RUN_SECONDS, seconds, run.set_name)
 
 
-def _show_backups(samples: "Samples", backups: "Sequence[tuple[float, BackupState]]") -> None:
+def _show_backup(samples: "Samples", state: "BackupState", goal_s: float) -> None:
     from lakeshare_server import metrics as defined
 
-    now = datetime.now(UTC)
-    for goal_s, state in backups:
-        name, newest = state.backup.name, state.newest_good
-        samples.add(defined.POINT_GOAL, goal_s, name)
-        for status, count in Counter(point.status for point in state.points).items():
-            samples.add(defined.POINTS, count, name, status)
-        if newest is not None:
-            samples.add(defined.POINT_AGE, (now - newest.as_of).total_seconds(), name)
-            samples.add(defined.POINT_BYTES, newest.size_bytes, name)
-        if state.drills:
-            drill = max(state.drills, key=lambda each: each.started_at)
-            samples.add(defined.DRILL_FAILED, not drill.passed, name)
-            samples.add(defined.DRILL_AGE, (now - drill.started_at).total_seconds(), name)
-            samples.add(defined.DRILL_SECONDS, drill.rto_s, name)
+    now, name, newest = datetime.now(UTC), state.backup.name, state.newest_good
+    samples.add(defined.POINT_GOAL, goal_s, name)
+    for status, count in Counter(point.status for point in state.points).items():
+        samples.add(defined.POINTS, count, name, status)
+    if newest is not None:
+        samples.add(defined.POINT_AGE, (now - newest.as_of).total_seconds(), name)
+        samples.add(defined.POINT_BYTES, newest.size_bytes, name)
+    if state.drills:
+        drill = max(state.drills, key=lambda each: each.started_at)
+        samples.add(defined.DRILL_FAILED, not drill.passed, name)
+        samples.add(defined.DRILL_AGE, (now - drill.started_at).total_seconds(), name)
+        samples.add(defined.DRILL_SECONDS, drill.rto_s, name)

@@ -45,6 +45,7 @@ from lakeshare_pipelines.wap.staged import (
     Lake,
     Staged,
     Verdicts,
+    find_trace,
     get_begin_time,
     read_traceparent,
 )
@@ -53,6 +54,8 @@ from lakeshare_server.tables import describe_index, read_delta
 from lakeshare_server.tables.delta.log import list_for_latest
 from lakeshare_server.tables.evidence import EvidenceWriter
 from lakeshare_server.tables.iceberg.changes import change_files_of
+from lakeshare_server.telemetry.runs import run_step
+from lakeshare_server.telemetry.tracing import add_attributes, span
 
 
 def pin_publication(
@@ -76,16 +79,18 @@ def pin_publication(
     Raises:
         Unserveable: the table's state cannot be served correctly; the ledger is unchanged.
     """
-    if table.format == "iceberg":
-        state = get_table_state(lake, table, f"main@{nessie_hash or snapshot_id}")
-        snapshot = state.read(lake.settings.vectors_location)
-        index = keep_index(lake, snapshot)
-        evidence |= {"metadata_location": state.metadata_location, "snapshot_id": state.snapshot_id}
-        if records_changes:
-            changes_digest = ensure_changes(lake, ledger, table, state, index.digest, changes_digest)
-    else:
-        snapshot = read_delta(table_location(lake.settings, table), delta_version, lake.stores)
-        index = keep_index(lake, snapshot)
+    with span("lakeshare.index", table=table.name):
+        if table.format == "iceberg":
+            state = get_table_state(lake, table, f"main@{nessie_hash or snapshot_id}")
+            snapshot = state.read(lake.settings.vectors_location)
+            index = keep_index(lake, snapshot)
+            evidence |= {"metadata_location": state.metadata_location, "snapshot_id": state.snapshot_id}
+            if records_changes:
+                changes_digest = ensure_changes(lake, ledger, table, state, index.digest, changes_digest)
+        else:
+            snapshot = read_delta(table_location(lake.settings, table), delta_version, lake.stores)
+            index = keep_index(lake, snapshot)
+        add_attributes(rows=index.header.rows, files=index.header.files)
     return NewPublication(
         table=table.name,
         format=table.format,
@@ -307,6 +312,15 @@ def publish(
         Conflict: a table of the set changed on main since the staging location was created.
         BadRequest, Unavailable: the key that signs evidence cannot be used.
     """
+    with run_step("publish", staged.run_id, find_trace(lake, staged.ref), set=contract.name, ref=staged.ref):
+        publications = _publish(lake, catalog, contract, staged, verdicts)
+        add_attributes(**{f"version.{row.table}": row.version for row in publications})
+        return publications
+
+
+def _publish(
+    lake: Lake, catalog: Catalog, contract: SetContract, staged: Staged, verdicts: Verdicts
+) -> list[Publication]:
     require_green(contract, staged, verdicts)
     ledger = Ledger(catalog)
     EvidenceWriter.open(lake.publications, catalog).require_key()
@@ -324,7 +338,8 @@ def publish(
             evidence = verdicts.as_evidence() | record_changes(lake, ledger, contract, staged)
             evidence |= {"deliveries": dict(staged.deliveries), "attempt": staged.attempt}
             evidence |= staged.describe_inputs()
-            landed = staging_for(lake, contract).land(staged, evidence)
+            with span("lakeshare.land", set=contract.name):
+                landed = staging_for(lake, contract).land(staged, evidence)
             publications = record_landed(lake, ledger, contract, landed, lease)
     drop_staging_location(lake, contract, staged.ref)
     return publications

@@ -42,9 +42,12 @@ from lakeshare_pipelines.wap.staged import (
     StagedTable,
     Verdict,
     Verdicts,
+    find_trace,
     read_quarantine,
     save_attempt,
 )
+from lakeshare_server.telemetry.runs import run_step
+from lakeshare_server.telemetry.tracing import add_attributes
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -289,16 +292,20 @@ def audit(lake: Lake, contract: SetContract, staged: Staged) -> Verdicts:
     staging = staging_for(lake, contract)
     specs = checks.list_checks(contract)
     verdicts: list[Verdict] = []
-    with translate_errors(lake.settings, f"auditing {staged.ref}"):
+    with (
+        run_step("audit", staged.run_id, find_trace(lake, staged.ref), set=contract.name, ref=staged.ref),
+        translate_errors(lake.settings, f"auditing {staged.ref}"),
+    ):
         _require_head(staging, staged)
         for table in contract.tables:
             of_table = [spec for spec in specs if spec.table == table.name]
             verdicts += TableAudit(lake, staging, contract, staged, table).verdicts(of_table)
         # The frames were read by the name of the location, not by its state.
         _require_head(staging, staged)
-    result = Verdicts(staged.ref, staged.head, tuple(verdicts), contract.digest)
-    for verdict in result.failed:
-        log.warning("%s failed (%s): %s", verdict.name, verdict.severity, verdict.reason)
+        result = Verdicts(staged.ref, staged.head, tuple(verdicts), contract.digest)
+        for verdict in result.failed:
+            log.warning("%s failed (%s): %s", verdict.name, verdict.severity, verdict.reason)
+        add_attributes(checks=len(verdicts), failed=len(result.failed), green=result.green)
     return result
 
 
@@ -385,9 +392,9 @@ def publish_with_replay(
                 raise
             log.warning("%s; replaying %s", conflict, staged.title)
             time.sleep(random.uniform(0, JITTER_S))  # noqa: S311  two writers in step, not a secret
-            replayed = stage(
-                lake, contract, staged.partitions, staged.run_id, staged.attempt + 1, staged.pins
-            )
+            attempt, run_id = staged.attempt + 1, staged.run_id
+            with run_step("replay", run_id, find_trace(lake, staged.ref), set=contract.name, attempt=attempt):
+                replayed = stage(lake, contract, staged.partitions, run_id, attempt, staged.pins)
             drop_staging_location(lake, contract, staged.ref)
             staged, verdicts = replayed, audit_and_save(lake, contract, replayed)
             if not verdicts.green:

@@ -50,6 +50,7 @@ from lakeshare_pipelines.wap.staged import (
     Staged,
     StagedTable,
     Verdicts,
+    format_partitions,
     get_begin_time,
     list_attempts,
     list_recorded_names,
@@ -61,6 +62,8 @@ from lakeshare_pipelines.wap.staged import (
     write_quarantine,
 )
 from lakeshare_server.lazy import LazyModule
+from lakeshare_server.telemetry.runs import run_step
+from lakeshare_server.telemetry.tracing import add_attributes
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -387,7 +390,21 @@ def stage(
         SparkError: Spark died, or the disk is full.
         WarehouseError: a published table is not on main any more.
     """
-    partitions = tuple(partitions)
+    label = format_partitions(tuple(partitions))
+    with run_step("stage", run_id, set=contract.name, partition=label, attempt=attempt):
+        staged = _stage(lake, contract, tuple(partitions), run_id, attempt, pins)
+        add_attributes(ref=staged.ref, rows=sum(table.rows for table in staged.tables))
+        return staged
+
+
+def _stage(
+    lake: Lake,
+    contract: SetContract,
+    partitions: tuple[str, ...],
+    run_id: str,
+    attempt: int,
+    pins: Mapping[str, int],
+) -> Staged:
     require_reachable(lake.stores, contract)
     deliveries = find_deliveries_of_run(lake.settings, contract, partitions)
     with open_ledger(lake.settings) as ledger:

@@ -27,7 +27,7 @@ from lakeshare_pipelines.spark.stores import make_delta_options, translate_delta
 from lakeshare_server.errors import StoreMissing
 from lakeshare_server.lazy import LazyModule
 from lakeshare_server.storage import Stores
-from lakeshare_server.telemetry.tracing import current_traceparent
+from lakeshare_server.telemetry.tracing import current_traceparent, is_exporting, is_recording
 
 if TYPE_CHECKING:
     import deltalake
@@ -399,6 +399,11 @@ def read_traceparent(lake: "Lake", ref: str) -> str | None:
         return None
     found = record.get("traceparent")
     return found if isinstance(found, str) else None
+
+
+def find_trace(lake: "Lake", ref: str) -> str | None:
+    """The trace of an earlier step; None, without a request, if no traces are sent or a span is open."""
+    return read_traceparent(lake, ref) if is_exporting() and not is_recording() else None
 
 
 def save_attempt(lake: "Lake", staged: Staged, verdicts: Verdicts | None = None) -> None:

@@ -32,7 +32,10 @@ class TableFreshness:
 
 @dataclass(frozen=True)
 class LakeState:
-    """`left_out` is the number of shared tables that are not in `tables`; `queries` counts by state."""
+    """`left_out` is the number of shared tables that are not in `tables`; `queries` counts by state.
+
+    `publications` is the key of the last one: counting all of them would read them all.
+    """
 
     tables: Sequence[TableFreshness]
     left_out: int
@@ -72,7 +75,7 @@ def read_lake_state(session: Session, goals: FreshnessGoals, max_tables: int) ->
     return LakeState(
         tables=_read_tables(session, goals, names),
         left_out=total - len(names),
-        publications=session.scalar(select(func.count(PublicationRow.key))) or 0,
+        publications=session.scalar(select(func.max(PublicationRow.key))) or 0,
         unsigned=_count_unsigned(session),
         deliveries={state: deliveries.get(state, 0) for state in DELIVERY_STATES},
         oldest_pending=session.scalar(pending),

@@ -22,7 +22,8 @@ from lakeshare_server.cli.verify import verify
 from lakeshare_server.cli.webhooks import webhook_app
 from lakeshare_server.errors import BadRequest, LakeshareError
 from lakeshare_server.lazy import gc_disabled
-from lakeshare_server.settings import ServerSettings
+from lakeshare_server.settings import ServerSettings, read_log_format
+from lakeshare_server.telemetry.logs import configure_logs
 
 if TYPE_CHECKING:
     from lakeshare_server.catalog import Publication
@@ -46,6 +47,7 @@ def add_commands(app: typer.Typer) -> None:
 
 def main() -> None:
     """Run a command; an error of lakeshare prints one sentence and exits with code 1, without a stack trace."""
+    configure_logs(read_log_format)
     try:
         commands()
     except LakeshareError as error:

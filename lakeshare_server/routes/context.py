@@ -56,7 +56,7 @@ from lakeshare_server.provider.usage import UsageSummary
 from lakeshare_server.provider.webhooks import WebhookDispatcher, WebhookRegistry
 from lakeshare_server.settings import FILES_PATH, ServerSettings
 from lakeshare_server.storage import LocalSigner, Signers, Stores, load_key
-from lakeshare_server.versions import Versions
+from lakeshare_server.versions import Version, Versions
 
 if TYPE_CHECKING:
     from lakeshare_server.routes.health import WriteCheck
@@ -227,6 +227,11 @@ class AuditRecord:
     details: dict[str, Any] | None = None
     access: Access | None = None
     credential: str = "none"
+    traceparent: str | None = None
+
+    def note_version(self, version: Version) -> None:
+        """Notes the version that is served, and the trace of the run that published it."""
+        self.version, self.traceparent = version.number, version.traceparent
 
 
 @dataclass(frozen=True)

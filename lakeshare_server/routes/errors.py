@@ -39,11 +39,12 @@ from lakeshare_server.routes.context import AuditRecord
 from lakeshare_server.routes.health import WATCHED_PATHS, Trace
 from lakeshare_server.routes.responses import error_response, iceberg_error
 from lakeshare_server.settings import ICEBERG_PATH
+from lakeshare_server.telemetry.logs import REQUEST_ID
 
 BROKEN_OFF = "CONNECTION_LOST"
 FULL_S = 0.1
 # Fields of the record that the event does not have.
-UNRECORDED = frozenset({"access", "credential"})
+UNRECORDED = frozenset({"access", "credential", "traceparent"})
 NO_RESPONSE = 499  # as web servers log a client that disconnected before its response
 
 _log = logging.getLogger(__name__)
@@ -63,6 +64,7 @@ class AuditMiddleware:
             await self.app(scope, receive, send)
             return
         request = _AuditedRequest(scope, self.audit, Trace(scope, names=self._names))
+        REQUEST_ID.set(request.audit_record.request_id)
         refused: Response | None = None
 
         async def send_audited(message: Message) -> None:
@@ -135,6 +137,8 @@ class _AuditedRequest:
 
     def trace(self) -> None:
         audit_record = self.audit_record
+        if audit_record.traceparent is not None:
+            self._span.add_link(audit_record.traceparent)
         self._span.add_attributes(
             audit_record.recipient,
             request_id=audit_record.request_id,

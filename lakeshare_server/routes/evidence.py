@@ -44,7 +44,7 @@ def table_evidence(request: TableRequestDep) -> Response:
     view = request.view
     number = optional_integer(request.http_request.query_params, "version", label="table version")
     version = view.latest() if number is None else view.at_version(number)
-    request.audit_record.version = version.number
+    request.audit_record.note_version(version)
     evidence, entries = _find(request, view, version)
     own = view.index(version) if view.is_restricted else None
     lines = render_evidence(evidence, entries, own)

@@ -23,8 +23,9 @@ from lakeshare_server.errors import Unavailable
 from lakeshare_server.outbound import SharedRefresh
 from lakeshare_server.routes.context import READINESS, AppState, AppStateDep
 from lakeshare_server.routes.responses import json_response
-from lakeshare_server.settings import ServerSettings
+from lakeshare_server.settings import ACTIVATION_PATH, ServerSettings
 from lakeshare_server.storage.remote import SIGNATURE
+from lakeshare_server.telemetry.tracing import find_span_context
 
 FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip")
 
@@ -177,6 +178,9 @@ class Trace:
         # The full URL of a file gives access to the file.
         if self._span is not None and SIGNATURE.encode() in scope.get("query_string", b""):
             self._span.set_attribute("url.query", REDACTED)
+        # So does the path of an activation link, to a profile.
+        if self._span is not None and scope["path"].startswith(f"{ACTIVATION_PATH}/"):
+            self._span.set_attribute("url.path", f"{ACTIVATION_PATH}/{REDACTED}")
 
     def add_attributes(self, recipient: str | None, **attributes: Any) -> None:
         if self._span is None:
@@ -185,3 +189,9 @@ class Trace:
         for name, value in recorded.items():
             if value is not None:
                 self._span.set_attribute(f"lakeshare.{name}", value)
+
+    def add_link(self, traceparent: str) -> None:
+        """Links the span to the trace of the run whose publication is served."""
+        context = None if self._span is None else find_span_context(traceparent)
+        if self._span is not None and context is not None:
+            self._span.add_link(context)

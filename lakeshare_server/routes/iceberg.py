@@ -87,6 +87,8 @@ async def _load(http_request: Request) -> tuple[TableRequest, LoadedTable]:
     if table is None:
         table = await request.run(tables.load, request.view, request.generation)
     request.audit_record.version = table.version
+    if table.pins and table.pins[-1].version.number == table.version:
+        request.audit_record.note_version(table.pins[-1].version)
     return request, table
 
 

@@ -248,7 +248,7 @@ async def table_version(http_request: Request) -> Response:
     version = None if "startingTimestamp" in query else view.versions.latest_now()
     if version is None:
         version = await request.run(find_version)
-    request.audit_record.version = version.number
+    request.audit_record.note_version(version)
     return Response(headers={VERSION_HEADER: str(version.number)})
 
 
@@ -261,7 +261,7 @@ def table_metadata(request: TableRequestDep) -> Response:
 def respond_with_metadata(request: TableRequest) -> Response:
     view, capabilities = request.view, request.capabilities
     version, is_requested = _version_of_metadata(view, request.http_request.query_params)
-    request.audit_record.version = version.number
+    request.audit_record.note_version(version)
     header = view.index(version).header
     response_format = negotiate_format(capabilities, header.head, view.entry.path)
     lines = HeadLines(
@@ -482,6 +482,7 @@ def respond_with_snapshot(
     request: TableRequest, query: QueryRequest, version: Version, page: Page | None
 ) -> Response:
     index = request.view.index(version)
+    request.audit_record.note_version(version)
     header, number = index.header, version.number
     table_id = header.head.table_id
     if page is not None:

@@ -53,14 +53,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Version:
-    """A version number and its time, in milliseconds since 1970."""
+    """A version number and its time, in milliseconds since 1970; `traceparent` is the trace of its run."""
 
     number: int
     timestamp_ms: int
+    traceparent: str | None = field(default=None, compare=False)
 
     @classmethod
     def of(cls, publication: Publication) -> "Version":
-        return cls(publication.version, int(publication.published_at.timestamp() * 1000))
+        published_ms = int(publication.published_at.timestamp() * 1000)
+        return cls(publication.version, published_ms, publication.traceparent)
 
 
 @dataclass(frozen=True)

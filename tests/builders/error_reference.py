@@ -220,8 +220,7 @@ def list_class_entries() -> Iterator[Entry]:
                 ", ".join(f"{status} [{code}](#{code.lower()})" for status, code in responses),
             ),
         )
-        is_distinct = message is not None and len(LOWER.findall(message)) > 4
-        searched = message if is_distinct and message else meaning
+        searched = max(message or "", meaning, key=lambda text: len(LOWER.findall(text)))
         yield write_entry(heading, meaning, cause, remedy, *facts, searched=searched)
 
 

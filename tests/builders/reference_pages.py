@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from functools import cache
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -116,7 +117,8 @@ def name_type(kind: click.ParamType) -> str:
 
 def escape(text: str) -> str:
     """A text for a cell: names in angle brackets and columns of tables stay text."""
-    parts = re.split(r"(`[^`]*`)", " ".join(text.split()))
+    named = re.sub(r"(?<!`)\bLAKESHARE_[A-Z0-9_]+\b(?!`)", r"`\g<0>`", " ".join(text.split()))
+    parts = re.split(r"(`[^`]*`)", named)
     return "".join(
         part.replace("|", "\\|") if part.startswith("`") else
         part.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*").replace("_", "\\_")
@@ -156,7 +158,7 @@ def write_settings() -> str:
             if owner is kind:
                 value, default = name_value(field.annotation, field.metadata), show_default(field)
                 lines += [f"#### {variable}", "", escape(field.description or ""), ""]
-                lines += [f"{value}; default {default}" if default else value, ""]
+                lines += [f"Value: {value}." + (f" Default: {default}." if default else ""), ""]
     return "\n".join(lines)
 
 
@@ -243,7 +245,10 @@ def write_api() -> str:
         ]
         found = [one for one in listed if one[1].startswith(prefix)]
         listed = [one for one in listed if one not in found]
-        lines += [f"| {methods} | `{path}` | {texts[name]} |" for methods, path, name in found]
+        lines += [
+            f"| {methods} | `{path}` | {texts[name]} |"
+            for methods, path, name in sorted(found, key=itemgetter(1, 0))
+        ]
         lines.append("")
     lines += ["## Admin API", "", read_texts()["sections"]["Admin API"], ""]
     calls = list(list_admin_calls())
@@ -274,7 +279,7 @@ def write_metrics() -> str:
         lines += [f"## {title}", ""]
         for metric in (one for one in list_metrics() if one.program == program):
             labels = ", ".join(f"`{label}`" for label in metric.labels)
-            what = f"{metric.kind}; labels {labels}" if labels else metric.kind
+            what = f"Type: {metric.kind}." + (f" Labels: {labels}." if labels else "")
             lines += [f"### {name_metric(metric)}", "", escape(metric.help), "", what, ""]
     lines += ["## Labels", "", "| label | value |", "|---|---|"]
     lines += [f"| `{label}` | {text} |" for label, text in LABELS.items()]

@@ -19,6 +19,7 @@ class Scrape:
     """All samples of some scrapes: the label sets of each name, and the last value by name and labels."""
 
     samples: dict[str, list[tuple[Mapping[str, str], float]]] = field(default_factory=dict)
+    log: str = ""
 
     def add(self, text: str) -> None:
         for family in text_string_to_metric_families(text):

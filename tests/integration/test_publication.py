@@ -46,6 +46,7 @@ from tests.builders.recipients import Recipients
 from tests.builders.sets import a_delivery, an_order, green, orders, staged_without_reading
 from tests.builders.sharing import Provider, Running, a_server
 from tests.builders.slack import slack_stand_in
+from tests.builders.trace_collector import ATraceCollector, attributes_of, traced
 
 MONDAY, TUESDAY, WEDNESDAY, THURSDAY = (f"2024-01-0{day}" for day in range(1, 5))
 
@@ -135,8 +136,10 @@ def test_a_set_is_published_whole_when_its_audit_is_green_and_not_at_all_when_it
     published_set = published_in_s3
     every_table_gets_its_first_number_once(published_set)
     the_same_delivery_again_changes_nothing(published_set)
-    staged = a_red_audit_changes_nothing_and_masks_personal_columns(published_set)
-    a_repaired_staged_set_is_audited_again_and_published(published_set, staged)
+    with traced() as collector:
+        staged = a_red_audit_changes_nothing_and_masks_personal_columns(published_set)
+        a_repaired_staged_set_is_audited_again_and_published(published_set, staged)
+    the_steps_of_a_run_are_one_trace(published_set, collector)
     an_abandoned_staged_set_is_dropped_and_nothing_else(published_set)
     a_corrected_delivery_replaces_its_partition_only(published_set)
     a_transform_reads_each_number_with_its_rows(published_set)
@@ -209,6 +212,25 @@ def a_repaired_staged_set_is_audited_again_and_published(published_set: Publishe
         count = "1" if lake.named_catalog is None else "3"
         with pytest.raises(SnowflakeError, match=f"lists {count} snapshots that were never published"):
             require_readable(find_published(catalog, contract.tables[0].name), lake.settings)
+
+
+def the_steps_of_a_run_are_one_trace(published_set: PublishedSet, collector: ATraceCollector) -> None:
+    [stage] = collector.by_name("lakeshare.stage")
+    red, green_audit = collector.by_name("lakeshare.audit")
+    refused, published = collector.by_name("lakeshare.publish")
+    assert {span.trace_id for span in (stage, red, refused, green_audit, published)} == {stage.trace_id}
+    assert (refused.status.message, published.status.message) == ("NotAudited", "")
+    assert {span.parent_span_id for span in (red, green_audit, published)} == {stage.span_id}
+    inner = [span.name for span in collector.spans() if span.parent_span_id == published.span_id]
+    assert sorted(inner) == ["lakeshare.index", "lakeshare.index", "lakeshare.land"]
+    assert [attributes_of(span)["lakeshare.green"] for span in (red, green_audit)] == [False, True]
+    assert b"secret" not in b"".join(request.SerializeToString() for request in collector.received)
+    for publication in published_set.latest():
+        assert publication is not None
+        assert publication.traceparent is not None
+        assert publication.traceparent.startswith(f"00-{stage.trace_id.hex()}-{stage.span_id.hex()}-")
+        assert publication.started_at is not None
+        assert publication.started_at < publication.published_at
 
 
 def an_abandoned_staged_set_is_dropped_and_nothing_else(published_set: PublishedSet) -> None:
@@ -306,8 +328,12 @@ def a_conflict_is_answered_by_a_replay_and_no_day_is_lost(published_set: Publish
     for day in (MONDAY, TUESDAY):
         published_set.deliver(day, orders(day))
     monday, tuesday = published_set.staged_and_green(MONDAY), published_set.staged_and_green(TUESDAY)
-    published_set.publish_or_replay(*monday)
-    published_set.publish_or_replay(*tuesday)
+    with traced() as collector:
+        published_set.publish_or_replay(*monday)
+        latest = published_set.publish_or_replay(*tuesday)
+    [replay], [staged_again] = collector.by_name("lakeshare.replay"), collector.by_name("lakeshare.stage")
+    assert staged_again.parent_span_id == replay.span_id
+    assert all(str(row.traceparent)[3:35] == replay.trace_id.hex() for row in latest)
     assert {row[0] for row in published_set.rows()} == {MONDAY, TUESDAY}
     assert [p.partition for p in published_set.history()[0]] == [TUESDAY, MONDAY]
     assert [p.rows for p in published_set.latest()] == [6, 2]

@@ -214,7 +214,9 @@ def test_a_file_is_uploaded_and_downloaded_in_pieces(
     call = Service.call
     stores = Stores(settings_at(s3))
     assert stores.head(f"s3://{bucket}/t/x") is None
-    monkeypatch.setattr(Service, "call", lambda *given: (calls.append(given), call(*given))[1])
+    monkeypatch.setattr(
+        Service, "call", lambda *given, **options: (calls.append(given), call(*given, **options))[1]
+    )
     source, target = tmp_path / "source", tmp_path / "target"
     for size, pieces in ((0, 1), (5, 1), (PIECE_BYTES, 1), (2 * PIECE_BYTES + 5, 3)):
         source.write_bytes(os.urandom(size))

@@ -1,5 +1,6 @@
 """Debian's Chromium, driven by Playwright; what it showed is kept in `screenshots/` beside this file."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,12 @@ from axe_playwright_python.base import AXE_SCRIPT
 from playwright.sync_api import Browser, ConsoleMessage, Error, Page, ViewportSize
 
 from tests.builders.offered_lake import OfferedLake, an_offered_lake
+from tests.builders.snapshots import WRITE
 
 SHOTS = Path(__file__).parent / "screenshots"
+# What the documentation shows; LAKESHARE_WRITE_SNAPSHOTS=1 writes these pictures again.
+SHOWN = ("activation", "console-compare", "console-publications", "console-rule", "portal-rows")
+IMAGES = Path(__file__).parents[3] / "docs/images"
 DESKTOP, PHONE = ViewportSize(width=1280, height=860), ViewportSize(width=390, height=844)
 LOOKS = {"light": ("light", DESKTOP), "dark": ("dark", DESKTOP), "phone": ("light", PHONE)}
 # In the dark the same elements have other colours; on a phone, the same.
@@ -69,6 +74,8 @@ def seen(page: Page) -> Callable[[str], None]:
             page.emulate_media(color_scheme=scheme, reduced_motion="reduce")  # type: ignore[arg-type]
             page.set_viewport_size(size)
             page.screenshot(path=SHOTS / f"{name}-{look}.png", full_page=True)
+            if look == "light" and name in SHOWN and os.environ.get(WRITE) == "1":
+                page.screenshot(path=IMAGES / f"{name}.png")
             found = axe_violations(page, AXE_OPTIONS[look]) if look in AXE_OPTIONS else []
             faults += [f"{look}: {rule['id']}: {node['html']}" for rule in found for node in rule["nodes"]]
             wide = page.evaluate(

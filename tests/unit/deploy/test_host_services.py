@@ -144,6 +144,7 @@ def test_files_beside_the_units_name_settings_that_exist_and_hold_no_secret() ->
     assert [path.stem for path in UNITS] == [
         "lakeshare-dagster-daemon",
         "lakeshare-dagster-webserver",
+        "lakeshare-metrics",
         "lakeshare-server",
     ]
     lines = re.findall(r"^#?(\w+)=(.*)$", (DEPLOY / "systemd" / "lakeshare.env").read_text(), re.MULTILINE)

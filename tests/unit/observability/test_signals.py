@@ -1,6 +1,7 @@
 """A run of the server and of `lakeshare metrics` gives every signal once; panels and alert rules read nothing else."""
 
 import json
+import logging
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -36,9 +37,19 @@ RULES = yaml.safe_load((OBSERVABILITY / "rules.yaml").read_text())
 DAY = "2024-01-05"
 LEVELS = """
 slaProperties:
-  - {property: frequency, value: 1, unit: d}
-  - {property: latency, value: 6, unit: h}
+  - {property: frequency, value: 0.01, unit: s}
 """
+
+
+class Noted(logging.Handler):
+    """Keeps the messages of the log."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
 
 
 @pytest.fixture(scope="module")
@@ -52,10 +63,13 @@ def scrape(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scrape]:
         bounds = {"metrics_refresh_s": 0.0, "metrics_tables": 5, "index_cache_bytes": 1}
         with a_scene(folder, patch, more_contract=LEVELS, webhook_interval_s=0, **outside, **bounds) as scene:
             found = Scrape()
+            logging.getLogger().addHandler(noted := Noted())
             _send_requests(scene, folder)
             _publish_with_event(scene)
             _scrape_exporter(scene, folder, found)
             _scrape_server(scene, found)
+            logging.getLogger().removeHandler(noted)
+            found.log = "\n".join(noted.messages)
             yield found
 
 
@@ -72,6 +86,7 @@ def _send_requests(scene: Scene, folder: Path) -> None:
             headers = {"Authorization": f"Bearer {token}"}
             assert client.post(f"{root}/lake/tables/{table}/query", headers=headers).status_code == status
         assert client.get(f"{root}/lake/tables/none/version").status_code == 401
+        assert client.get(f"{scene.administered.root}/no/such/{token}").status_code == 404
     assert scene.administered.client("auditor").get("/shares").status_code == 200
 
 
@@ -130,6 +145,11 @@ def _scrape_server(scene: Scene, found: Scrape) -> None:
         execute("ALTER TABLE webhook_deliveries RENAME TO gone")
         found.add(httpx.get(url, timeout=30).text)
         execute("ALTER TABLE gone RENAME TO webhook_deliveries")
+        execute("ALTER TABLE audit_log RENAME TO gone")
+        httpx.get(f"{scene.administered.root}/no/such/path", timeout=30)
+        wait_until(lambda: _read(url).values("lakeshare_audit_backlog_events") == [1])
+        execute("ALTER TABLE gone RENAME TO audit_log")
+    wait_until(lambda: _read(url).values("lakeshare_audit_backlog_events") == [0])
     found.add(httpx.get(url, timeout=30).text)
 
 
@@ -150,7 +170,8 @@ def test_signals_have_the_values_of_what_happened(scrape: Scrape) -> None:
     assert scrape.values("lakeshare_check_failed", check="database_writes") == [0, 1, 0, 0]
     assert scrape.values("lakeshare_database_errors_total", error="OperationalError")[-1] > 0
     assert scrape.values("lakeshare_webhook_deliveries", state="dead") == [2] * 4
-    assert scrape.values("lakeshare_freshness_goal_seconds", table="shop.orders") == [30 * 3600] * 4
+    assert scrape.values("lakeshare_freshness_goal_seconds", table="shop.orders") == [0.01] * 4
+    assert min(scrape.values("lakeshare_publication_age_seconds", table="shop.orders")) > 0.01
     assert scrape.values("lakeshare_tables_left_out") == [1] * 4
     assert scrape.values("lakeshare_unsigned_publications") == [1] * 4
     assert scrape.values("lakeshare_index_cache_evictions_total")[0] > 0
@@ -159,6 +180,8 @@ def test_signals_have_the_values_of_what_happened(scrape: Scrape) -> None:
     assert scrape.values("lakeshare_last_run_rows", set="shop") == [4]
     assert scrape.values("lakeshare_drill_failed", backup="lake") == [1]
     assert scrape.values("lakeshare_backup_goal_seconds", backup="lake") == [72 * 3600]
+    actions = {labels["action"] for labels, _ in scrape.samples["lakeshare_requests_total"]}
+    assert actions == {"query_table", "table_version", "list_all_shares", "unknown"}
     classes = {labels["credential"] for labels, _ in scrape.samples["lakeshare_requests_total"]}
     assert classes == {"bearer", "admin", "none"}
     assert not any("acme" in labels.values() for found in scrape.samples.values() for labels, _ in found)
@@ -167,6 +190,8 @@ def test_signals_have_the_values_of_what_happened(scrape: Scrape) -> None:
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
 def test_panels_read_exported_metrics(scrape: Scrape, path: Path) -> None:
     dashboard = json.loads(path.read_text())
+    panels = dashboard["panels"]
+    assert len({panel["id"] for panel in panels}) == len({panel["title"] for panel in panels}) == len(panels)
     for title, query, legend in list_panel_queries(dashboard):
         _require_exported(scrape, title, query, {})
         labels = {part.partition("}}")[0] for part in legend.split("{{")[1:]}
@@ -208,6 +233,14 @@ def _require_exported(scrape: Scrape, title: str, query: str, recorded: dict[str
             if operator == "=":
                 assert scrape.values(metric.name, **{label: value}), (title, metric.name, label, value)
     assert find_groupings(query) <= labels, title
+
+
+def test_lines_of_the_log_are_those_of_the_incidents(scrape: Scrape) -> None:
+    page = (OBSERVABILITY.parents[1] / "docs" / "how-to" / "respond-to-incidents.md").read_text()
+    store, database, *_ = re.findall(r"^\| log \| (.+) \|$", page, re.MULTILINE)
+    for quoted in re.findall("`([^`]+)`", f"{store} {database}"):
+        for part in re.split("…|N", quoted.replace("s3://bucket", "s3://hung")):
+            assert part in scrape.log, part
 
 
 def test_every_label_is_described() -> None:

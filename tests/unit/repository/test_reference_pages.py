@@ -4,6 +4,7 @@
 """
 
 import re
+import tomllib
 
 import click
 import pytest
@@ -77,3 +78,17 @@ def test_commands_in_the_pages_exist() -> None:
             name = " ".join(words[: len(name.split()) + 1])
         unknown += [] if name in known else [(page, text)]
     assert unknown == []
+
+
+def test_extras_in_the_pages_exist() -> None:
+    project = tomllib.loads((errors.ROOT / "pyproject.toml").read_text())["project"]
+    pages = [*(errors.ROOT / "docs").rglob("*.md"), *(errors.ROOT / "examples").rglob("*.md")]
+    named = {
+        extra
+        for page in pages
+        for extras in re.findall(r"lakeshare\[([a-z0-9, ]+)\]", page.read_text())
+        for extra in re.split(r", *", extras)
+    }
+    assert {"pipelines", "s3"} <= named <= set(project["optional-dependencies"])
+    first = (errors.ROOT / "docs/first-steps.md").read_text()
+    assert first.index("pip install 'lakeshare[pipelines]'") < first.index("lakeshare init")

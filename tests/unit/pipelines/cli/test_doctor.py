@@ -31,6 +31,15 @@ def test_a_fresh_machine_is_in_order_and_stays_untouched(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_cache_folder_that_cannot_be_written_is_in_order_offline_only(tmp_path: Path) -> None:
+    """An image has the jars on its read-only root."""
+    (tmp_path / "file").write_text("")
+    cache_dir = tmp_path / "file" / "cache"
+    assert not the(list(doctor.check_folders(settings_of(tmp_path, cache_dir=cache_dir))), "cache folder").ok
+    offline = doctor.check_folders(settings_of(tmp_path, cache_dir=cache_dir, offline=True))
+    assert "cache folder" not in {finding.name for finding in offline}
+
+
 def test_every_fault_has_a_remedy_and_every_remedy_a_fault(tmp_path, monkeypatch):
     monkeypatch.setattr(jars, "find_packaged_java", lambda: None)
     monkeypatch.setattr(jars, "USUAL_FOLDERS", ())

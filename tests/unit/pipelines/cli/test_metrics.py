@@ -1,5 +1,10 @@
 """`lakeshare metrics` changes nothing, and a source that fails or hangs hides no other one."""
 
+import json
+import os
+import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -22,6 +27,30 @@ def read(url: str) -> Scrape:
     return found
 
 
+def test_the_command_serves_until_it_is_interrupted(tmp_path: Path) -> None:
+    a_contract(tmp_path / "contracts", "shop", "delta")
+    places = {"LAKESHARE_STATE_DIR": "state", "LAKESHARE_CONTRACTS_DIR": "contracts"}
+    environment = {name: str(tmp_path / folder) for name, folder in places.items()}
+    with subprocess.Popen(
+        [sys.executable, "-m", "lakeshare_pipelines", "metrics", "--port", "0"],
+        env={**os.environ, **environment, "LAKESHARE_LOG_FORMAT": "json"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        try:
+            [url] = [word for word in process.stdout.readline().split() if word.startswith("http")]
+            wait_until(lambda: read(url).values("lakeshare_source_up", source="backup:lake") == [1])
+            process.send_signal(signal.SIGINT)
+            _, log = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert process.returncode == 0
+    messages = [json.loads(line)["message"] for line in log.splitlines()]
+    assert [message for message in messages if "catalog cannot be read: there is no catalog yet" in message]
+
+
 def test_without_a_catalog_the_other_sources_are_read_and_nothing_is_created(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -35,7 +64,7 @@ def test_without_a_catalog_the_other_sources_are_read_and_nothing_is_created(
         up = {labels["source"]: value for labels, value in read(url).samples["lakeshare_source_up"]}
         with pytest.raises(Unavailable, match="cannot listen"):
             Exporter(settings).serve("127.0.0.1", int(url.split(":")[2].split("/")[0])).__enter__()
-    assert up == {"staged": 1, "landing": 1, "catalog": 0, "backup": 1}
+    assert up == {"staged": 1, "landing": 1, "catalog": 0, "backup:lake": 1}
     assert list((tmp_path / "state").iterdir()) == []
 
 

@@ -317,3 +317,26 @@ def test_a_life_of_urls_that_breaks_long_spark_jobs_is_warned_of(
     listening.close()
     server.config.app.state.app_state.catalog.close()  # type: ignore[union-attr]
     assert (f"LAKESHARE_URL_LIFE_S is {life_s}" in caplog.text) == warns
+
+
+def test_small_writes_are_sent_at_once_by_the_event_loop_of_an_installation_without_uvloop(
+    provider: Provider,
+) -> None:
+    """Otherwise the kernel holds the body of each response back for 40 ms, until the client confirms the headers."""
+
+    async def read_option(listening: socket.socket) -> int:
+        option: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        def connected(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            accepted = writer.get_extra_info("socket")
+            option.set_result(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+
+        async with await asyncio.start_server(connected, sock=listening):
+            _, writer = await asyncio.open_connection(*listening.getsockname()[:2])
+            writer.close()
+            return await asyncio.wait_for(option, 10)
+
+    _, listening = make_server(provider.settings)
+    with listening:
+        assert asyncio.run(read_option(listening)) == 1

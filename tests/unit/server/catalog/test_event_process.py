@@ -6,22 +6,21 @@ import subprocess
 import threading
 import time
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from lakeshare_server.app import WORKER_ANSWER_S
 from lakeshare_server.catalog import AuditEvent, AuditLog
 from lakeshare_server.catalog.audit import events_after, import_orphans, log, verify
 from lakeshare_server.catalog.audit.log import ROOM_BYTES, Journal, events_in, serialize_event
+from lakeshare_server.metrics import WORKERS_FOLDER
 from tests.builders.database_schema import open_migrated
 from tests.builders.server_process import a_process
 from tests.builders.sharing import FLIGHTS, Provider, a_provider_of_flights, a_server, files
+from tests.builders.trace_collector import a_trace_collector
 from tests.builders.waiting import wait_until
 
 PATIENCE_S = 30
@@ -70,11 +69,14 @@ class Askers:
 
 
 def test_a_killed_worker_loses_no_event_and_several_workers_share_one_address_and_end_together(
-    provider: Provider,
+    provider: Provider, tmp_path: Path
 ) -> None:
     """Metrics are of all workers, too. It is killed while the supervisor waits for its reply to a ping."""
     token = provider.recipient()
-    with a_process(provider, "--workers", "2") as (process, url):
+    counts = tmp_path / "counts"
+    counts.mkdir()
+    environment = {WORKERS_FOLDER: str(counts)}
+    with a_process(provider, "--workers", "2", environment=environment) as (process, url):
         askers = Askers(url, token)
         wait_until(lambda: len(askers.ids) > 60)
         victim, *_ = workers_of(process)
@@ -90,6 +92,13 @@ def test_a_killed_worker_loses_no_event_and_several_workers_share_one_address_an
         )
         origin = url.removesuffix("/delta-sharing")
         texts = {httpx.get(f"{origin}/metrics", timeout=PATIENCE_S).text for _ in range(8)}
+        # Gauges of a worker that has ended would be summed for ever.
+        assert {path.name.split("_")[0] for path in counts.glob(f"*_{victim.pid}.db")} <= {
+            "counter",
+            "histogram",
+        }
+        assert all(text.count("\nlakeshare_audit_backlog_events ") == 1 for text in texts)
+        assert all(text.count("\nlakeshare_database_up 1.0\n") == 1 for text in texts)
         headers = {"Authorization": f"Bearer {token}"}
         answer = httpx.post(f"{url}{FLIGHTS}/query", headers=headers, timeout=PATIENCE_S)
         assert len(files(answer)) == 3
@@ -177,37 +186,9 @@ def test_a_killed_process_loses_no_event_of_a_reply_that_began_and_its_spans_are
     provider: Provider,
 ) -> None:
     """Spans go to the collector of the environment and name no recipient."""
-    received: list[ExportTraceServiceRequest] = []
-
-    class Collector(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            if self.path == "/v1/traces":
-                received.append(ExportTraceServiceRequest.FromString(body))
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    def spans() -> list[Span]:
-        return [
-            span
-            for request in received
-            for group in request.resource_spans
-            for scope in group.scope_spans
-            for span in scope.spans
-        ]
-
-    with HTTPServer(("127.0.0.1", 0), Collector) as collector:
-        thread = threading.Thread(target=collector.serve_forever)
-        thread.start()
-        environment = {
-            "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{collector.server_port}",
-            "OTEL_BSP_SCHEDULE_DELAY": "100",
-        }
+    with a_trace_collector() as collector:
         token = provider.recipient("acme")
-        with a_process(provider, environment=environment) as (process, url):
+        with a_process(provider, environment=collector.environment) as (process, url):
             with httpx.Client(
                 base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=PATIENCE_S
             ) as client:
@@ -215,15 +196,13 @@ def test_a_killed_process_loses_no_event_of_a_reply_that_began_and_its_spans_are
                     f"{FLIGHTS}/query", headers={"traceparent": f"00-{'ab' * 16}-{'cd' * 8}-01"}
                 )
                 httpx.get(files(answer)[0]["url"])
-            wait_until(lambda: {span.name.split()[0] for span in spans()} >= {"GET", "POST"})
-            first = spans()
+            wait_until(lambda: {span.name.split()[0] for span in collector.spans()} >= {"GET", "POST"})
+            first = collector.spans()
             askers = Askers(url, token)
             wait_until(lambda: len(askers.ids) > 150)
             process.kill()
             process.wait(PATIENCE_S)
             askers.stop()
-        collector.shutdown()
-        thread.join()
     assert list(provider.settings.audit_dir.iterdir()) != []
     assert {*askers.ids, answer.headers["x-request-id"]} <= recorded(provider)
     assert verify(provider.catalog).is_sound
@@ -234,7 +213,7 @@ def test_a_killed_process_loses_no_event_of_a_reply_that_began_and_its_spans_are
     assert attributes["lakeshare.action"].string_value == "query_table"
     assert attributes["lakeshare.request_id"].string_value == answer.headers["x-request-id"]
     assert attributes["lakeshare.files"].int_value == 3
-    assert all(b"acme" not in request.SerializeToString() for request in received)
+    assert all(b"acme" not in request.SerializeToString() for request in collector.received)
 
 
 def test_a_journal_grows_and_is_read_to_its_last_whole_event(tmp_path: Path) -> None:

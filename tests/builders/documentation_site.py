@@ -1,7 +1,10 @@
-"""The search of the documentation site, as the script of Material for MkDocs 9.8 runs it in the browser."""
+"""The documentation site: built, and its search as the script of Material for MkDocs 9.8 runs it in the browser."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,21 @@ from lunr.index import Index
 from lunr.trimmer import trimmer
 
 TAG = re.compile(r"<[^>]+>")
+
+
+def build_site(folder: Path) -> Path:
+    """Builds the site into a folder; any warning is an error."""
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert built.returncode == 0, built.stderr
+    assert "WARNING" not in built.stderr
+    return folder
 
 
 class SiteSearch:
