@@ -25,6 +25,7 @@ from pathlib import Path
 
 from deploy.distributions import (
     LOCK,
+    NO_TIME,
     ROOT,
     build,
     clean_variables,
@@ -239,7 +240,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="lakeshare-install-") as name:
         folder = Path(name)
         if chosen.dist is None:
-            build(folder)
+            build(folder, commit_time=NO_TIME)
         dist = (chosen.dist or folder).resolve()
         [wheel], [sdist] = dist.glob("lakeshare-*.whl"), dist.glob("lakeshare-*.tar.gz")
         constraints = folder / "constraints.txt"

@@ -13,7 +13,15 @@ import pytest
 import typer
 
 from deploy.check_install import START_S, Started, run_command, running_server, take_free_port
-from deploy.distributions import LOCK, build, clean_variables, find_uv, format_constraints, make_environment
+from deploy.distributions import (
+    LOCK,
+    NO_TIME,
+    build,
+    clean_variables,
+    find_uv,
+    format_constraints,
+    make_environment,
+)
 from lakeshare_pipelines.cli.main import PIPELINES_PANEL, LakeshareCommands, app
 from tests.builders.console import open_browser
 from tests.builders.lake_tables import a_delta_table
@@ -69,7 +77,7 @@ class Host:
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
     folder = tmp_path_factory.mktemp("host")
-    [wheel] = build(folder, "wheel", commit_time=1_767_225_600)
+    [wheel] = build(folder, "wheel", commit_time=NO_TIME)
     constraints, work = folder / "constraints.txt", folder / "work"
     constraints.write_text(format_constraints(LOCK.read_text()))
     commands = make_environment(folder / "environment", sys.executable, wheel, constraints)
