@@ -43,7 +43,7 @@ START_S = 2.0
 MAX_STARTS = 5
 # Half of a short run of Spark is otherwise its just-in-time compiler.
 SHORT_RUNS = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
-COMMAND_S, READY_S = 300, 60
+COMMAND_S, READY_S = 600, 60
 
 
 class CheckFailed(Exception):
