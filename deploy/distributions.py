@@ -9,6 +9,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LOCK = ROOT / "requirements.lock"
+# 2026-01-01, for what is built and not released: a checkout may have no history.
+NO_TIME = 1_767_225_600
 # A line of the lock is `name==version`, perhaps a marker, and hashes on lines of their own.
 LOCKED = re.compile(r"^([A-Za-z0-9._-]+(?:\[[^\]]*\])?)==(\S+?)( ; [^\\]+?)?(?: \\)?$", re.MULTILINE)
 # Variables of this machine, which another does not have; without bytecode every start would compile 2,000 modules.
@@ -24,9 +26,11 @@ def read_commit_time() -> int:
     """Seconds since 1970 of the last commit, or `SOURCE_DATE_EPOCH`; what is built carries this time."""
     if given := os.environ.get("SOURCE_DATE_EPOCH"):
         return int(given)
-    shown = subprocess.run(
-        ["git", "log", "-1", "--format=%ct"], cwd=ROOT, check=True, capture_output=True, text=True
-    )
+    # A checkout may belong to another user than the one who builds.
+    command = ["git", "-c", f"safe.directory={ROOT}", "log", "-1", "--format=%ct"]
+    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if shown.returncode:
+        raise RuntimeError(f"no commit has a time here, set SOURCE_DATE_EPOCH: {shown.stderr.strip()}")
     return int(shown.stdout)
 
 

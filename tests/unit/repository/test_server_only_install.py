@@ -9,12 +9,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import psutil
 import pytest
 import typer
 
 from deploy.check_install import START_S, Started, run_command, running_server, take_free_port
-from deploy.distributions import LOCK, build, clean_variables, find_uv, format_constraints, make_environment
+from deploy.distributions import (
+    LOCK,
+    NO_TIME,
+    build,
+    clean_variables,
+    find_uv,
+    format_constraints,
+    make_environment,
+)
 from lakeshare_pipelines.cli.main import PIPELINES_PANEL, LakeshareCommands, app
 from tests.builders.console import open_browser
 from tests.builders.lake_tables import a_delta_table
@@ -70,7 +77,7 @@ class Host:
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
     folder = tmp_path_factory.mktemp("host")
-    [wheel] = build(folder, "wheel", commit_time=1_767_225_600)
+    [wheel] = build(folder, "wheel", commit_time=NO_TIME)
     constraints, work = folder / "constraints.txt", folder / "work"
     constraints.write_text(format_constraints(LOCK.read_text()))
     commands = make_environment(folder / "environment", sys.executable, wheel, constraints)
@@ -169,7 +176,7 @@ def test_the_server_passes_the_conformance_suite_and_its_console_names_the_extra
 def test_the_server_starts_in_time_and_reports_that_it_is_ready(
     shared: Host, served: tuple[str, str]
 ) -> None:
-    """Counts the processor's time, because other tests run beside it; `make check-install` has the seconds."""
+    """Counts the processor's time, which other tests make longer; `make check-install` has the seconds."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         address = f"lakeshare-tests-{shared.variables['LAKESHARE_PORT']}"
         manager.bind(f"\0{address}")
@@ -177,6 +184,5 @@ def test_the_server_starts_in_time_and_reports_that_it_is_ready(
         with replace(
             shared, variables={**shared.variables, "NOTIFY_SOCKET": f"@{address}"}
         ).serving() as started:
-            spent = psutil.Process(started.pid).cpu_times()
             assert manager.recv(100) == b"READY=1"
-    assert spent.user + spent.system < START_S
+    assert 0 < started.processor_s < 1.5 * START_S
