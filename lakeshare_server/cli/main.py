@@ -4,6 +4,7 @@ import logging
 import os
 import socket
 import sys
+from importlib.metadata import version
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,8 +34,23 @@ HELP = "The lakeshare sharing server."
 commands = typer.Typer(help=HELP, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        typer.echo(f"lakeshare {version('lakeshare')}")
+        raise typer.Exit
+
+
+def _take_options(
+    _: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Has no work of its own: the option ends the command."""
+
+
 def add_commands(app: typer.Typer) -> None:
-    """Mount the server's commands on another application."""
+    """Mount the server's commands, and `--version`, on another application."""
+    app.callback(help=app.info.help, no_args_is_help=True)(_take_options)
     for command in (serve, publications, explain, snippet, usage, activate, sql, apply, diff, export, verify):
         app.command()(command)
     groups = {"recipient": recipient_app, "group": group_app, "share": share_app, "table": table_app}
