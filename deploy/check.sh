@@ -126,7 +126,8 @@ check_services() {
 
 install_packages() {
   command -v apt-get >/dev/null || fail "missing: $*. Install them; or see --without-images"
-  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@"; } >"$scratch/apt.log" 2>&1 \
+  { apt-get -o Acquire::Retries=3 update -qq \
+    && DEBIAN_FRONTEND=noninteractive apt-get -o Acquire::Retries=3 install -y -qq --no-install-recommends "$@"; } >"$scratch/apt.log" 2>&1 \
     || { tail -5 "$scratch/apt.log" >&2; fail "apt-get could not install $*; or see --without-images"; }
 }
 

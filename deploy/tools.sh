@@ -55,7 +55,12 @@ if [ ! -x "$home/$name" ]; then
   scratch=$(mktemp -d "$tools/.$name-XXXXXX")
   trap 'rm -rf "$scratch"' EXIT
   # Static programs run in images without a C library, too. The toolchain is the one that is here.
-  GOBIN=$scratch/bin CGO_ENABLED=0 GOTOOLCHAIN=local "$go" install "$package" >&2
+  # Three times, because a proxy may refuse one of hundreds of modules; what was downloaded is kept.
+  for attempt in 1 2 3; do
+    if GOBIN=$scratch/bin CGO_ENABLED=0 GOTOOLCHAIN=local "$go" install "$package" >&2; then break; fi
+    [ "$attempt" -lt 3 ] || { say "$package could not be built"; exit 1; }
+    sleep 5
+  done
   # Named by its folder, like `cmd`.
   [ -e "$scratch/bin/$name" ] || mv "$scratch"/bin/* "$scratch/bin/$name"
   # Whole or not at all, for several builds at the same time.

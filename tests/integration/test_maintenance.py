@@ -388,7 +388,7 @@ def test_what_must_not_be_compacted_or_removed_is_left_with_its_reason(maintaine
     "maintained", ["iceberg", "delta", IN_SQL] if IS_CAMPAIGN else [IN_SQL], indirect=True
 )
 def test_a_year_of_publications_ends_with_the_files_and_metadata_of_those_that_are_kept(
-    maintained, monkeypatch, tmp_path
+    maintained, monkeypatch, caplog, tmp_path
 ):
     """Each day is published alone, a row or more; maintenance is weekly, and backups are rare."""
     subject, days, week = Orders(maintained), len(FIRST_DAYS), campaign_size(3, 7)
@@ -430,7 +430,7 @@ def test_a_year_of_publications_ends_with_the_files_and_metadata_of_those_that_a
     maintained.require_spark_reads_the_same()
     for restore, number in zip(restores, backed_up, strict=True):
         assert restored_days(subject, restore, tmp_path / f"day {number}") == FIRST_DAYS[:number]
-    the_command_shows_the_same_plan(subject, monkeypatch)
+    the_command_shows_the_same_plan(subject, monkeypatch, caplog)
 
 
 def back_up(maintained: PublishedSet) -> PointRestore:
@@ -460,7 +460,9 @@ def restored_days(subject: Orders, restore: PointRestore, folder: Path) -> list[
     return sorted(map(str, rows["day"].to_pylist()))
 
 
-def the_command_shows_the_same_plan(subject: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
+def the_command_shows_the_same_plan(
+    subject: Orders, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     settings = subject.published_set.lake.settings
     monkeypatch.setattr(
         "lakeshare_pipelines.cli.main.list_contracts", lambda: (subject.published_set.contract,)
@@ -476,7 +478,7 @@ def the_command_shows_the_same_plan(subject: Orders, monkeypatch: pytest.MonkeyP
     runner = CliRunner(env={f"LAKESHARE_{name}": value for name, value in environment.items()})
     shown = runner.invoke(app, ["maintain", subject.table.name, "--plan"])
     assert (shown.exit_code, shown.stdout.rstrip()) == (0, subject.plan())
-    assert f"listing the files of {subject.table.name}" in shown.stderr
+    assert f"listing the files of {subject.table.name}" in caplog.text
     unknown = runner.invoke(app, ["maintain", "no.table", "--plan"])
     assert unknown.exit_code == 2
     assert subject.table.name in unknown.output

@@ -36,10 +36,10 @@ def test_the_example_of_settings_sets_nothing() -> None:
 
 
 def test_no_document_shows_a_key_that_would_open_something() -> None:
-    shown = re.compile(re.escape(PREFIX) + r"[\w-]{43}")
+    shown = re.compile(re.escape(PREFIX).encode() + rb"[\w-]{43}")
     for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").rglob("*")]:
         if path.is_file():
-            assert not shown.search(path.read_text()), path
+            assert not shown.search(path.read_bytes()), path
 
 
 def test_two_installations_share_no_secret(tmp_path: Path) -> None:
