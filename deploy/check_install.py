@@ -181,7 +181,7 @@ def start_server_alone(commands: Path, folder: Path) -> str:
     """
     variables = clean_variables(commands, {"LAKESHARE_PORT": str(take_free_port())})
     starts: list[Started] = []
-    # The first start compiles the modules and makes the database.
+    # The first start makes the database.
     while len(starts) < MAX_STARTS and not any(start.seconds <= START_S for start in starts[1:]):
         with running_server(["lakeshare", "serve"], folder, variables) as started:
             starts.append(started)
@@ -200,7 +200,10 @@ def check_environment(shop: Workshop, version: str, python: str, installed: str)
     try:
         distribution = shop.sdist if installed == "sdist" else shop.wheel
         extras = () if installed == "server" else PIPELINES
-        commands = make_environment(folder, python, distribution, shop.constraints, extras)
+        is_compiled = installed == "server"
+        commands = make_environment(
+            folder, python, distribution, shop.constraints, extras, is_compiled=is_compiled
+        )
         work.mkdir()
         run = start_server_alone if installed == "server" else follow_first_steps
         detail = run(commands, work)

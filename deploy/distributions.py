@@ -64,18 +64,25 @@ def format_constraints(lock: str) -> str:
 
 
 def make_environment(
-    folder: Path, python: str, distribution: Path, constraints: Path, extras: Sequence[str] = ()
+    folder: Path,
+    python: str,
+    distribution: Path,
+    constraints: Path,
+    extras: Sequence[str] = (),
+    *,
+    is_compiled: bool = False,
 ) -> Path:
     """Makes an environment with a distribution and nothing else; the folder of its commands.
 
-    What uv has in its cache is linked. It asks an index only for what is missing there.
+    What uv has in its cache is linked. It asks an index only for what is missing there. `is_compiled` compiles all
+    modules, as pip does.
     """
     uv = find_uv()
     _run(uv, "venv", "--quiet", "--no-project", "--python", python, str(folder))
     chosen = f"[{','.join(extras)}]" if extras else ""
     wanted = f"lakeshare{chosen} @ {distribution.as_uri()}"
     install = [uv, "pip", "install", "--quiet", "--python", str(folder / "bin" / "python")]
-    install += ["--constraint", str(constraints), wanted]
+    install += ["--constraint", str(constraints), *(["--compile-bytecode"] if is_compiled else []), wanted]
     if subprocess.run([*install, "--offline"], capture_output=True, cwd=folder).returncode:
         _run(*install)
     return folder / "bin"
