@@ -145,8 +145,11 @@ class Backup(BaseModel, frozen=True, extra="forbid"):
     first_day: dt.date = Field(
         dt.date(2026, 1, 1), description="The first day of which there can be a point."
     )
-    max_age_hours: int = Field(
-        72, ge=1, description="Greatest age of the newest good point, in hours; above it, metrics alert."
+    max_age_hours: int | None = Field(
+        None,
+        ge=1,
+        description="Greatest age of the newest good point, in hours; above it, `recent` and metrics alert. By default "
+        "the reports' lag and their wait, and a day and a half.",
     )
     copy_limit_bytes: int = Field(
         COPY_LIMIT_BYTES, ge=5 * 1024**2, description="Larger objects are copied in parts."
@@ -169,6 +172,15 @@ class Backup(BaseModel, frozen=True, extra="forbid"):
     def target_of(self, day: str) -> StoreAddress:
         """The store of a point's copies; with layout `dated` a separate one for each day."""
         return self.target.model_copy(update={"url": self.target.url.replace("{day}", day)})
+
+    @property
+    def max_age(self) -> dt.timedelta:
+        """Greatest age of the newest good point."""
+        if self.max_age_hours is not None:
+            return dt.timedelta(hours=self.max_age_hours)
+        lag = dt.timedelta(days=self.listing.lag_days, hours=self.listing.wait_hours)
+        # Between two points, and for the run.
+        return lag + dt.timedelta(days=1, hours=12)
 
     @property
     def records(self) -> StoreAddress:

@@ -222,7 +222,7 @@ class Exporter:
             f"backup:{backup.name}",
             BACKUP_EVERY * refresh_s,
             lambda: self._pipelines.read_backup(backup.name),
-            lambda samples, state: _show_backup(samples, state, backup.max_age_hours * 3600),
+            lambda samples, state: _show_backup(samples, state, backup.max_age.total_seconds()),
         )
 
 

@@ -6,7 +6,7 @@ The steps are in `lakeshare_pipelines.backup.run`.
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -307,7 +307,6 @@ def _find_published_table(root: str, contracts: Sequence[SetContract]) -> str | 
 
 MAX_SHOWN = 20
 """Most damaged copies that an alert names."""
-MAX_RUN_TIME = timedelta(hours=12)
 
 
 class SweepConfig(dg.Config):
@@ -429,10 +428,10 @@ def _recent(backup: Backup) -> dg.AssetChecksDefinition:
     @dg.asset_check(
         asset=backup_key(backup, "point"),
         name="recent",
-        description="The newest good point is no older than the reports' lag, their wait, and a day.",
+        description="The newest good point is no older than the backup's `max_age_hours`.",
     )
     def recent(context: dg.AssetCheckExecutionContext, lakeshare: LakeResource) -> dg.AssetCheckResult:
-        allowed = timedelta(days=backup.listing.lag_days + 1, hours=backup.listing.wait_hours) + MAX_RUN_TIME
+        allowed = backup.max_age
         with fail_without_retry():
             newest = Points(backup).latest_good()
         age = None if newest is None else datetime.now(UTC) - newest.as_of

@@ -6,6 +6,7 @@ The definitions are in `lakeshare_server/metrics.py`.
 import logging
 import os
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -111,10 +112,9 @@ def _add_state(samples: Samples, state: LakeState) -> None:
 
 def _measure_files(folder: Path) -> int:
     size = 0
-    try:
+    if folder.exists():
         for entry in os.scandir(folder):
-            size += entry.stat().st_size
-    except FileNotFoundError:
-        # There is no cache yet, or another process has removed a file meanwhile.
-        return size
+            # Another process may have removed it meanwhile.
+            with suppress(FileNotFoundError):
+                size += entry.stat().st_size
     return size

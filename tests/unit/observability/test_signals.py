@@ -179,7 +179,7 @@ def test_signals_have_the_values_of_what_happened(scrape: Scrape) -> None:
     assert scrape.values("lakeshare_landing_deliveries", set="shop") == [1]
     assert scrape.values("lakeshare_last_run_rows", set="shop") == [4]
     assert scrape.values("lakeshare_drill_failed", backup="lake") == [1]
-    assert scrape.values("lakeshare_backup_goal_seconds", backup="lake") == [72 * 3600]
+    assert scrape.values("lakeshare_backup_goal_seconds", backup="lake") == [36 * 3600]
     actions = {labels["action"] for labels, _ in scrape.samples["lakeshare_requests_total"]}
     assert actions == {"query_table", "table_version", "list_all_shares", "unknown"}
     classes = {labels["credential"] for labels, _ in scrape.samples["lakeshare_requests_total"]}

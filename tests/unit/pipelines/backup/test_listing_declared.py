@@ -1,5 +1,6 @@
 """Declarations that could not be listed, or whose copies would be listed again, are refused with their place."""
 
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -101,3 +102,16 @@ def test_an_address_has_complete_keys(url: str, kind: str, bucket: str, prefix: 
 def test_an_address_of_no_folder_or_bucket_is_refused(url: str) -> None:
     with pytest.raises(ValidationError, match="give an absolute path or s3://bucket/prefix/"):
         StoreAddress(url=url)
+
+
+def test_the_greatest_age_of_a_point_is_declared_or_follows_from_its_reports(tmp_path: Path) -> None:
+    """The check `recent` and the metric of the goal have it from there."""
+    path = tmp_path / "backups.yaml"
+    reports = {"kind": "s3_inventory", "location": str(tmp_path), "lag_days": 3, "wait_hours": 6}
+    ages = []
+    for options in ({"listing": reports}, {"listing": reports, "max_age_hours": 20}):
+        lake = {"source": {"url": "s3://lake"}, "target": {"url": "s3://copies"}, **options}
+        path.write_text(yaml.safe_dump({"backups": {"lake": lake}}))
+        [backup] = load_backups(LakeSettings(_env_file=None, state_dir=tmp_path, backups_file=path))
+        ages.append(backup.max_age)
+    assert ages == [timedelta(days=4, hours=18), timedelta(hours=20)]
