@@ -149,6 +149,10 @@ class TableHistory:
         )
 
 
+class IncompleteMetadata(TableFilesMissing):
+    """A metadata file is no JSON: it is being written, or broken."""
+
+
 def read_history(stores: Stores, pointer: Pointer) -> TableHistory:
     """The states in a metadata file; raises `TableFilesMissing` or `Unserveable` where they cannot be used."""
     location = pointer.metadata_location
@@ -161,12 +165,15 @@ def read_history(stores: Stores, pointer: Pointer) -> TableHistory:
         what = f"The metadata {location} is in no store that this server knows."
         raise Unserveable(what, error.hint) from error
     try:
-        return _parse_history(pointer, orjson.loads(decompress_metadata(content, MAX_METADATA_BYTES)))
+        metadata = orjson.loads(decompress_metadata(content, MAX_METADATA_BYTES))
     except MetadataTooLarge as error:
         raise _too_large(location) from error
     except UNUSABLE as error:
-        what = f"the Iceberg metadata {location} is not whole ({type(error).__name__})"
-        raise TableFilesMissing(location, what) from error
+        raise IncompleteMetadata(location, _not_whole(location, error)) from error
+    try:
+        return _parse_history(pointer, metadata)
+    except UNUSABLE as error:
+        raise TableFilesMissing(location, _not_whole(location, error)) from error
 
 
 def _parse_history(pointer: Pointer, metadata: Mapping[str, Any]) -> TableHistory:
@@ -223,6 +230,10 @@ def _make_state(
 
 def _parse_count(text: object) -> int:
     return int(text) if isinstance(text, str) and text.isascii() and text.isdigit() and len(text) < 19 else 0
+
+
+def _not_whole(location: str, error: Exception) -> str:
+    return f"the Iceberg metadata {location} is not whole ({type(error).__name__})"
 
 
 def _too_large(location: str) -> Unserveable:
@@ -346,8 +357,10 @@ def _make_run_id(history: TableHistory, state: TableState) -> str:
 
 
 MAX_READ_ATTEMPTS = 5
-# Seconds to wait for a file that is being written: on a disk readers see incomplete files.
-WRITTEN_WITHIN_S = 0.1
+# On a disk readers see incomplete metadata files. One that is older than this, in seconds, is broken.
+WRITTEN_WITHIN_S = 10.0
+# Seconds between two reads of an incomplete metadata file.
+READ_AGAIN_S = 0.1
 
 
 def require_same_table(
@@ -486,7 +499,7 @@ class FollowedSnapshots(LedgerVersions):
             StoreError, BadRequest: its location cannot be read.
             CatalogConflict: it is no longer followed, or was published in another format.
         """
-        for attempt in range(1, MAX_READ_ATTEMPTS + 1):
+        for _ in range(MAX_READ_ATTEMPTS):
             # Read before the table, so that a later number is of a later read.
             latest = self._ledger.latest(self._table)
             pointer = self._observation.source.current(None if before is None else before.pointer)
@@ -494,13 +507,9 @@ class FollowedSnapshots(LedgerVersions):
             known = before if is_latest else None
             if known is not None and known.pointer.mark == pointer.mark:
                 return ObservedState(pointer, known.newest)
-            try:
-                history = read_history(self._stores, pointer)
-            except TableFilesMissing:
-                if attempt == MAX_READ_ATTEMPTS:
-                    raise
-                time.sleep(WRITTEN_WITHIN_S)
-                continue
+            history = self._read_history(pointer, has_earlier_states=latest is not None)
+            if history is None:
+                break
             require_same_table(history, self._identity, self._stores, self._observation.source.root)
             new = self._find_new_states(history, known, latest)
             if not new and latest is not None:
@@ -508,12 +517,28 @@ class FollowedSnapshots(LedgerVersions):
             added = self._add_to_ledger(new, latest)
             if added:
                 return ObservedState(pointer, added[-1])
-        # Other workers were faster each time: their newest number was given during this call.
+        # Other workers were faster each time, and gave their newest number during this call; or the last state counts.
         latest = self._ledger.latest(self._table)
         if latest is None or latest.metadata_location is None:
             raise AssertionError("unreachable: another worker has numbered a state")
         # Without a mark, so that the next call reads the table.
         return ObservedState(Pointer(latest.metadata_location, "", latest.nessie_hash), latest)
+
+    def _read_history(self, pointer: Pointer, *, has_earlier_states: bool) -> TableHistory | None:
+        """The states in the metadata; None while its file is written, because the last state is current until then.
+
+        Waits for the file, for up to `WRITTEN_WITHIN_S`, where the table has no earlier states.
+        """
+        while True:
+            try:
+                return read_history(self._stores, pointer)
+            except IncompleteMetadata:
+                file = self._stores.head(pointer.metadata_location)
+                if file is None or abs(time.time() - file.modified_ms / 1000) > WRITTEN_WITHIN_S:
+                    raise
+                if has_earlier_states:
+                    return None
+            time.sleep(READ_AGAIN_S)
 
     def _find_new_states(
         self, history: TableHistory, known: ObservedState | None, latest: Publication | None

@@ -1,5 +1,6 @@
 """A followed Iceberg table that cannot be served is refused with the reason; its last good number stays readable."""
 
+import os
 import threading
 import zlib
 from collections.abc import Callable
@@ -48,11 +49,18 @@ def newest_manifest(table: OwnedTable) -> Path:
     return Path(manifests[0].manifest_path.removeprefix("file://"))
 
 
-def cut(path: Path) -> Callable[[], object]:
-    """Cut a file in half; returns what makes it whole again."""
+def begin(path: Path) -> Callable[[], object]:
+    """Leave the first half of a file, as while it is written; returns what makes it whole again."""
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
     return lambda: path.write_bytes(content)
+
+
+def cut(path: Path) -> Callable[[], object]:
+    """Leave the first half of a file, as its writer did long ago; returns what makes it whole again."""
+    repair = begin(path)
+    os.utime(path, (0, 0))
+    return repair
 
 
 def remove(path: Path) -> Callable[[], object]:
@@ -96,16 +104,28 @@ def test_a_broken_newest_state_is_refused_until_it_is_whole(
                 assert (version_of(client), count_of(client)) == (number + 1, number + 2)
 
 
-def test_a_metadata_file_that_is_being_written_is_waited_for(provider: Provider, table: OwnedTable) -> None:
-    """Writers on a disk are seen at work."""
+def test_a_table_keeps_its_last_state_while_its_next_metadata_file_is_written(
+    provider: Provider, table: OwnedTable
+) -> None:
+    """Writers on a disk are seen at work: a commit ends when its metadata file is whole."""
     with a_reader(provider) as client:
         assert count_of(client) == 1
         table.append_days(1)
-        finish = cut(table.newest_file)
-        writer = threading.Timer(followed_iceberg.WRITTEN_WITHIN_S, finish)
-        writer.start()
+        finish = begin(table.newest_file)
+        assert (version_of(client), count_of(client)) == (0, 1)
+        finish()
         assert (version_of(client), count_of(client)) == (1, 2)
-        writer.join()
+
+
+def test_the_first_metadata_file_is_waited_for_while_it_is_written(
+    provider: Provider, table: OwnedTable
+) -> None:
+    finish = begin(table.newest_file)
+    # The second read of the file finds it whole.
+    writer = threading.Timer(followed_iceberg.READ_AGAIN_S, finish)
+    writer.start()
+    assert a_worker(provider).latest().number == 0
+    writer.join()
 
 
 def test_pages_go_on_after_the_newest_state_has_become_unreadable(
