@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from lakeshare_server.errors import shorten_value, suggest
 
@@ -188,6 +188,15 @@ def format_path(where: Sequence[str | int]) -> str:
     return text or "the file"
 
 
+FORMS: dict[str, str] = {}
+
+
+def written_as(pattern: str, form: str) -> Any:
+    """A field of texts that match a pattern; errors describe them by `form`."""
+    FORMS[pattern] = form
+    return Field(pattern=pattern)
+
+
 def explain_faults(
     error: ValidationError, model: type[BaseModel], reference: str
 ) -> Iterator[tuple[PathInDocument, str, str]]:
@@ -234,6 +243,8 @@ def _find_remedy(fault: Mapping[str, Any]) -> str:
             return f"Give {fault['ctx']['min_length']} or more characters."
         case "too_long" if isinstance(fault["input"], str):
             return f"Give {fault['ctx']['max_length']} or fewer characters."
+        case "string_pattern_mismatch" if (form := FORMS.get(fault["ctx"]["pattern"])) is not None:
+            return f"Write {form}."
         case "string_type" if isinstance(fault["input"], int | float | date):
             return "Write it in quotes: YAML takes it for something else than text."
     return f"{fault['msg']}.".replace("tuple", "list").replace("Tuple", "List")

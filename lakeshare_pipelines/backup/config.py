@@ -17,6 +17,7 @@ from lakeshare_server.yaml_documents import (
     explain_faults,
     format_path,
     read,
+    written_as,
 )
 
 GIB = 1024**3
@@ -129,7 +130,7 @@ class Batch(BaseModel, frozen=True, extra="forbid"):
 class Backup(BaseModel, frozen=True, extra="forbid"):
     """One backup: a source, a target and options."""
 
-    name: str = Field(pattern=r"^[a-z][a-z0-9_]{0,39}$")
+    name: Annotated[str, written_as(r"^[a-z][a-z0-9_]{0,39}$", "up to 40 of a-z, 0-9, _, a letter first")]
     source: StoreAddress = Field(description="The store that is backed up.")
     target: StoreAddress = Field(description="Where copies and points are kept.")
     listing: ListingSource = ListingSource()

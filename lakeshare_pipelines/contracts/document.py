@@ -41,6 +41,7 @@ from lakeshare_server.yaml_documents import (
     explain_faults,
     format_path,
     read,
+    written_as,
 )
 
 if TYPE_CHECKING:
@@ -60,10 +61,10 @@ Computed = Annotated[Item, COMPUTED]
 Written = Annotated[Item, WRITTEN]
 """A field that is used only while the contract is loaded; it is not compared."""
 Listed = Annotated[tuple[Item, ...], Strict(False)]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+Name = Annotated[str, written_as(r"^[A-Za-z_][A-Za-z0-9_]*$", "letters, digits and _, no digit first")]
 NonEmpty = Annotated[str, Field(min_length=1)]
 Sql = Annotated[str, Field(min_length=1), AfterValidator(str.strip)]
-Function = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")]
+Function = Annotated[str, written_as(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$", "package.module:name")]
 Text = Annotated[str, AfterValidator(lambda text: " ".join(text.split()))]
 OF_ALL = "id business_name authoritative_definitions"
 """Fields of the standard for sets, tables, columns and rules that are not used here."""

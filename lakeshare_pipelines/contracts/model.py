@@ -52,17 +52,22 @@ from lakeshare_pipelines.contracts.sources import SourceEntry, Stem
 from lakeshare_server.errors import BadRequest, suggest
 from lakeshare_server.locations import AZURE, GCS, LOCAL, S3, parse_location
 from lakeshare_server.service_levels import find_freshness_goal
+from lakeshare_server.yaml_documents import written_as
 
 Fraction = Annotated[float, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
-Cron = Annotated[str, Field(pattern=r"^\S+( \S+){4}$")]
-FullName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)+$")]
+Cron = Annotated[str, written_as(r"^\S+( \S+){4}$", "the five fields of cron, as in 30 6 * * *")]
+FullName = Annotated[str, written_as(r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)+$", "schema.table")]
 FirstKey = Annotated[
-    Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}(-\d{2})?$")],
+    Annotated[str, written_as(r"^\d{4}-\d{2}-\d{2}(-\d{2})?$", "2026-03-01, or 2026-03-01-12 for an hour")],
     # YAML takes a day for a date.
     BeforeValidator(lambda value: value.isoformat() if isinstance(value, dt.date) else value),
 ]
-Dotted = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")]
+Dotted = Annotated[str, written_as(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$", "names with dots between them")]
+Tag = Annotated[str, written_as(r"^[A-Za-z_][\w.-]*(:[A-Za-z_][\w.-]*)?$", "an element's name without <>")]
+Property = Annotated[
+    str, written_as(r"^[A-Za-z_][A-Za-z0-9_.-]*$", "letters, digits, _.-, a letter or _ first")
+]
 
 Date = Annotated[
     dt.date,
@@ -290,7 +295,7 @@ class Reading:
     null_values: Listed[str] = ("",)
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ","
     multiline: bool = False
-    row_tag: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.-]*(:[A-Za-z_][\w.-]*)?$")] | None = None
+    row_tag: Tag | None = None
 
 
 @declared()
@@ -370,9 +375,7 @@ class PerRecipient:
 
     column: Name
     value: Sql | None = None
-    recipient_property: Annotated[
-        Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]*$")] | None, Field(alias="property")
-    ] = None
+    recipient_property: Annotated[Property | None, Field(alias="property")] = None
 
     @property
     def rule(self) -> str | None:
@@ -659,7 +662,7 @@ class Description:
     sla_properties=(Annotated[Any, AfterValidator(_require_times)], None),
     authoritative_definitions=(Any, None),
     contract_created_ts=(Any, None),
-    api_version=(Annotated[str, Field(pattern=r"^v3\.\d+\.\d+$")], ...),
+    api_version=(Annotated[str, written_as(r"^v3\.\d+\.\d+$", "a version 3, as v3.1.0")], ...),
     kind=(Literal["DataContract"], ...),
     id=(str, ...),
     status=(str, ...),

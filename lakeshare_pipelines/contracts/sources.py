@@ -11,11 +11,12 @@ from pydantic import Field
 
 from lakeshare_pipelines.contracts.document import Faults, Function, Name, NonEmpty, Sql, declared
 from lakeshare_server.errors import suggest
+from lakeshare_server.yaml_documents import written_as
 
 if TYPE_CHECKING:
     from lakeshare_pipelines.contracts.model import SetContract, Table
 
-Stem = Annotated[str, Field(min_length=1, pattern=r"^[^/\\]+$")]
+Stem = Annotated[str, Field(min_length=1), written_as(r"^[^/\\]+$", "a name without / and \\")]
 SECRETS = ("user", "password")
 NO_TRANSFORMS: Mapping[str, str] = MappingProxyType({})
 ORIGINS = ("source", "derive", "view", "transform")
@@ -29,7 +30,7 @@ class JdbcSource:
     are younger than `lag_s` seconds. With `partition_by` it reads by `partitions` connections, each a range of values.
     """
 
-    url: Annotated[str, Field(pattern=r"^jdbc:postgresql://[^\s?]+(\?\S*)?$")]
+    url: Annotated[str, written_as(r"^jdbc:postgresql://[^\s?]+(\?\S*)?$", "jdbc:postgresql://HOST/DATABASE")]
     table: NonEmpty | None = None
     query: Sql | None = None
     incremental: NonEmpty | None = None
@@ -77,7 +78,7 @@ class ShareSource:
     """A table of a foreign share, as `share.schema.table`; `profile` names an environment variable with the path."""
 
     profile: Name
-    table: Annotated[str, Field(pattern=r"^[^.#]+\.[^.#]+\.[^.#]+$")]
+    table: Annotated[str, written_as(r"^[^.#]+\.[^.#]+\.[^.#]+$", "share.schema.table")]
 
 
 @declared()
@@ -102,7 +103,7 @@ class SourceEntry:
     files: FilesSource | None = None
     share: ShareSource | None = None
     python: PythonSource | None = None
-    asset: Annotated[str, Field(pattern=r"^\w+(/\w+)*$")] | None = None
+    asset: Annotated[str, written_as(r"^\w+(/\w+)*$", "a key of Dagster, as raw/orders")] | None = None
 
     @property
     def kinds(self) -> list[str]:

@@ -12,9 +12,7 @@ from lakeshare_pipelines.contracts.model import (
     Table,
     Write,
 )
-from lakeshare_pipelines.contracts.partitioning import (
-    SecondDimension,
-)
+from lakeshare_pipelines.contracts.partitioning import SecondDimension
 from lakeshare_server.errors import suggest
 
 

@@ -16,13 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.parsers import expat
 
-from lakeshare_pipelines.contracts.column_types import (
-    Nested,
-    Type,
-    explain_wrong_type,
-    is_nested,
-    parse_type,
-)
+from lakeshare_pipelines.contracts.column_types import Nested, Type, explain_wrong_type, is_nested, parse_type
 from lakeshare_pipelines.contracts.model import Reading
 from lakeshare_pipelines.errors import SampleError
 from lakeshare_pipelines.ingest.compression import (

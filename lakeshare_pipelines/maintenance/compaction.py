@@ -16,12 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from lakeshare_pipelines.contracts import SetContract, Table
 from lakeshare_pipelines.errors import Conflict, MaintenanceError
-from lakeshare_pipelines.share.changes import (
-    TableState,
-    get_published_state,
-    get_table_state,
-    select_files,
-)
+from lakeshare_pipelines.share.changes import TableState, get_published_state, get_table_state, select_files
 from lakeshare_pipelines.spark.rows import RowDigest, column_by_name, digest_rows
 from lakeshare_pipelines.spark.session import to_hadoop_path, translate_errors
 from lakeshare_pipelines.wap.delta import (

@@ -11,13 +11,7 @@ from uuid import uuid4
 
 from lakeshare_pipelines.contracts import SetContract, Table
 from lakeshare_pipelines.errors import Conflict, MaintenanceError, WarehouseError
-from lakeshare_pipelines.maintenance.compaction import (
-    Compacted,
-    TableFigures,
-    commit_delta,
-    compact,
-    measure,
-)
+from lakeshare_pipelines.maintenance.compaction import Compacted, TableFigures, commit_delta, compact, measure
 from lakeshare_pipelines.maintenance.expiry import (
     UnusedFiles,
     find_oldest_kept,

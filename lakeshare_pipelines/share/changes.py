@@ -26,14 +26,7 @@ from lakeshare_server.catalog import Catalog, Ledger, Publication, lock_set
 from lakeshare_server.errors import StoreError, Unserveable
 from lakeshare_server.lazy import LazyModule
 from lakeshare_server.settings import make_private
-from lakeshare_server.tables import (
-    FileIndex,
-    Stores,
-    TableSnapshot,
-    open_index,
-    read_iceberg,
-    write_index,
-)
+from lakeshare_server.tables import FileIndex, Stores, TableSnapshot, open_index, read_iceberg, write_index
 from lakeshare_server.tables.iceberg.changes import (
     FeedSource,
     FileDifference,
@@ -45,12 +38,7 @@ from lakeshare_server.tables.iceberg.changes import (
     write_change_index,
 )
 from lakeshare_server.tables.iceberg.metadata import keeps_rows, open_metadata, restores_columns, schema_at
-from lakeshare_server.tables.index import (
-    StoredIndex,
-    index_path,
-    new_file,
-    share_index,
-)
+from lakeshare_server.tables.index import StoredIndex, index_path, new_file, share_index
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

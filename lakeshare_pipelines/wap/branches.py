@@ -16,11 +16,7 @@ from lakeshare_pipelines.contracts import Table
 from lakeshare_pipelines.errors import BranchMoved, Conflict, IcebergCatalogError, NoSuchPublication
 from lakeshare_pipelines.spark.catalogs import NamedCatalog, translate_catalog_errors
 from lakeshare_pipelines.wap import stage
-from lakeshare_pipelines.wap.iceberg import (
-    IcebergStaging,
-    MainCommit,
-    format_create_table,
-)
+from lakeshare_pipelines.wap.iceberg import IcebergStaging, MainCommit, format_create_table
 from lakeshare_pipelines.wap.stage import PROPERTY, Landed
 from lakeshare_pipelines.wap.staged import Lake, Staged, TablePointer, make_staging_prefix
 from lakeshare_server.catalog import Publication

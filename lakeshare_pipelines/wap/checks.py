@@ -19,13 +19,7 @@ from lakeshare_pipelines.contracts.partitioning import split_key
 from lakeshare_pipelines.contracts.rules import UNIQUENESS, Assertion, is_class, list_rule_columns
 from lakeshare_pipelines.errors import ContractError
 from lakeshare_pipelines.spark.rows import make_key_column
-from lakeshare_pipelines.wap.staged import (
-    Finding,
-    Severity,
-    StagedTable,
-    format_percentage,
-    to_json_value,
-)
+from lakeshare_pipelines.wap.staged import Finding, Severity, StagedTable, format_percentage, to_json_value
 from lakeshare_server.lazy import LazyModule
 
 if TYPE_CHECKING:

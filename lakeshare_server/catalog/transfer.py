@@ -20,13 +20,7 @@ from pydantic import AwareDatetime, BaseModel, ValidationError
 from sqlalchemy import JSON, Connection, DateTime, MetaData, Table, delete, func, select, text
 from sqlalchemy.orm import Session
 
-from lakeshare_server.catalog.database import (
-    WRITES,
-    Catalog,
-    migrate,
-    new_catalog,
-    read_schema_state,
-)
+from lakeshare_server.catalog.database import WRITES, Catalog, migrate, new_catalog, read_schema_state
 from lakeshare_server.catalog.models import UtcDateTime
 from lakeshare_server.errors import BadRequest, CatalogConflict
 

@@ -19,12 +19,7 @@ from lakeshare_server.locations import local_path
 from lakeshare_server.storage import Stores
 from lakeshare_server.storage.location_columns import find_outside_files, find_roots
 from lakeshare_server.tables.iceberg.manifests import Manifest, delete_files, live_files, parse_manifest_list
-from lakeshare_server.tables.iceberg.metadata import (
-    NO_SNAPSHOT,
-    OPERATIONS,
-    open_metadata,
-    readers_schema_id,
-)
+from lakeshare_server.tables.iceberg.metadata import NO_SNAPSHOT, OPERATIONS, open_metadata, readers_schema_id
 from lakeshare_server.tables.index import TableFolder
 from lakeshare_server.tables.serveability import is_read_by_iceberg_clients
 from lakeshare_server.versions import PinnedSnapshot

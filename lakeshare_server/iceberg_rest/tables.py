@@ -36,20 +36,10 @@ from lakeshare_server.iceberg_rest.metadata import (
 from lakeshare_server.iceberg_rest.trimming import trim_metadata
 from lakeshare_server.locations import LOCAL, S3
 from lakeshare_server.settings import ServerSettings
-from lakeshare_server.storage import (
-    Signers,
-    StoredObject,
-    Stores,
-    parse_location,
-)
+from lakeshare_server.storage import Signers, StoredObject, Stores, parse_location
 from lakeshare_server.tables.iceberg.deletes import deletion_vectors, targets_of
 from lakeshare_server.tables.iceberg.manifests import live_files
-from lakeshare_server.tables.iceberg.metadata import (
-    NO_SNAPSHOT,
-    UNUSABLE,
-    open_metadata,
-    read_metadata_text,
-)
+from lakeshare_server.tables.iceberg.metadata import NO_SNAPSHOT, UNUSABLE, open_metadata, read_metadata_text
 from lakeshare_server.tables.iceberg.partitions import always_has_text
 from lakeshare_server.tables.index import FileIndex, RecentValues, TableFolder
 from lakeshare_server.versions import PinnedSnapshot, Version

@@ -38,12 +38,7 @@ from lakeshare_server.catalog.webhooks import (
 from lakeshare_server.errors import BadRequest, LakeshareError, Unavailable
 from lakeshare_server.locations import is_web_address
 from lakeshare_server.outbound import GuardedClient
-from lakeshare_server.protocol.feed import (
-    CLOUD_EVENT,
-    TEST_EVENT,
-    make_cloud_event,
-    make_test_event,
-)
+from lakeshare_server.protocol.feed import CLOUD_EVENT, TEST_EVENT, make_cloud_event, make_test_event
 from lakeshare_server.protocol.tokens import TokenSealer
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import load_key

@@ -9,13 +9,7 @@ from fastapi import APIRouter, Response
 
 from lakeshare_server.catalog.feed import list_followed, read_feed
 from lakeshare_server.errors import LakeshareError
-from lakeshare_server.protocol.feed import (
-    ATOM,
-    FeedRequest,
-    choose_format,
-    make_atom_feed,
-    make_json_feed,
-)
+from lakeshare_server.protocol.feed import ATOM, FeedRequest, choose_format, make_atom_feed, make_json_feed
 from lakeshare_server.protocol.requests import matches_etag, optional_integer
 from lakeshare_server.routes.context import LISTINGS, READ_METHODS, RecipientRequest, RecipientRequestDep
 from lakeshare_server.routes.responses import encode_json, parse_weights

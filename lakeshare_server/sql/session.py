@@ -43,14 +43,7 @@ from lakeshare_server.sql.grammar import (
     quoted_name,
     terminal_name,
 )
-from lakeshare_server.sql.show import (
-    SCHEMA,
-    VIEWS,
-    ReadStatement,
-    RecipientSession,
-    RowsReadBy,
-    format_value,
-)
+from lakeshare_server.sql.show import SCHEMA, VIEWS, ReadStatement, RecipientSession, RowsReadBy, format_value
 from lakeshare_server.sql.statements import Cell, Result
 
 

@@ -30,14 +30,7 @@ from lakeshare_server.settings import make_private
 from lakeshare_server.storage import Stores
 from lakeshare_server.storage.location_columns import find_outside_files, find_roots
 from lakeshare_server.tables.delta.files import mapping_mode
-from lakeshare_server.tables.lines import (
-    LINE_COLUMNS,
-    column_of,
-    pieces_of,
-    render_lines,
-    take_rows,
-    total,
-)
+from lakeshare_server.tables.lines import LINE_COLUMNS, column_of, pieces_of, render_lines, take_rows, total
 from lakeshare_server.tables.snapshot import (
     Field,
     TableHead,

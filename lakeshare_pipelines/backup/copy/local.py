@@ -17,13 +17,7 @@ from uuid import uuid4
 
 from lakeshare_pipelines.backup.async_s3 import PREFIX_PER_S, AsyncS3, Pace
 from lakeshare_pipelines.backup.copy import engine, objects
-from lakeshare_pipelines.backup.stores import (
-    FOLDER,
-    FREE_SPACE,
-    FolderStore,
-    compute_etag,
-    make_refusal,
-)
+from lakeshare_pipelines.backup.stores import FOLDER, FREE_SPACE, FolderStore, compute_etag, make_refusal
 from lakeshare_pipelines.errors import BackupError, NoResponse
 from lakeshare_server.storage.sigv4 import quote_path
 from lakeshare_server.storage.stores import UNFINISHED

@@ -25,11 +25,7 @@ from lakeshare_pipelines.backup.inventory.configuration import (
     own_prefixes,
     resolve_address,
 )
-from lakeshare_pipelines.backup.inventory.list_objects import (
-    IN_FLIGHT,
-    list_rows,
-    log_message,
-)
+from lakeshare_pipelines.backup.inventory.list_objects import IN_FLIGHT, list_rows, log_message
 from lakeshare_pipelines.backup.model import (
     LISTING,
     ListingRecord,

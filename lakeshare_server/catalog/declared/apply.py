@@ -16,13 +16,7 @@ from sqlalchemy.orm import Session
 from lakeshare_server.catalog import credentials, sharing, states
 from lakeshare_server.catalog.database import Catalog
 from lakeshare_server.catalog.declared.documents import explain_error
-from lakeshare_server.catalog.declared.files import (
-    CurrentObject,
-    DesiredObject,
-    Key,
-    object_key,
-    parents,
-)
+from lakeshare_server.catalog.declared.files import CurrentObject, DesiredObject, Key, object_key, parents
 from lakeshare_server.catalog.declared.plan import (
     UNNAMED,
     Configuration,

@@ -147,7 +147,7 @@ FAULTS: dict[str, tuple[Spoil, str, str, str]] = {
     ),
     "no schedule of maintenance": (
         lambda c: c["customProperties"].append({"property": "maintenance", "value": {"schedule": "weekly"}}),
-        "customProperties[3].value.schedule", "cannot be 'weekly'", "pattern",
+        "customProperties[3].value.schedule", "cannot be 'weekly'", "the five fields of cron",
     ),
     "compaction by an unknown column": (
         lambda c: c["schema"][0]["customProperties"].append(
@@ -156,7 +156,7 @@ FAULTS: dict[str, tuple[Spoil, str, str, str]] = {
         "schema[0].customProperties.maintenance", "'amountz'", "Did you mean 'amount'?",
     ),
     "illegal table name": (
-        lambda c: c["schema"][0].update(name="my-orders"), "schema[0].name", "cannot be 'my-orders'", "pattern"),
+        lambda c: c["schema"][0].update(name="my-orders"), "schema[0].name", "cannot be 'my-orders'", "letters, "),
     "unknown type": (
         column(1, physicalType="integr"),
         "schema[0].properties[1].physicalType", "type 'integr' cannot be used", "Did you mean 'int'?",
@@ -243,7 +243,7 @@ FAULTS: dict[str, tuple[Spoil, str, str, str]] = {
     ),
     "illegal rule name": (
         of_orders({**rule("expect_table_row_count_to_be_between", min_value=1), "name": "at least one"}),
-        "schema[0].quality[0].name", "cannot be 'at least one'", "pattern",
+        "schema[0].quality[0].name", "cannot be 'at least one'", "letters, digits and _",
     ),
     "unknown severity": (
         of_orders({**rule("expect_table_row_count_to_be_between", min_value=1), "severity": "warn"}),
