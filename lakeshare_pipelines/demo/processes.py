@@ -470,6 +470,7 @@ def spark_cluster(settings: LakeSettings, variables: Mapping[str, str]) -> Itera
         "JAVA_HOME": str(java_home),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_DAEMON_MEMORY": DAEMON_MEMORY,
+        "SPARK_DAEMON_JAVA_OPTS": SHORT_RUNS,
     }
     port, page = free_port(0), free_port(0)
     deploy = [f"{home}/bin/spark-class", "org.apache.spark.deploy"]
@@ -498,10 +499,8 @@ def spark_cluster(settings: LakeSettings, variables: Mapping[str, str]) -> Itera
             shutil.rmtree(work, ignore_errors=True)  # jars that executors of an earlier start copied
             options = ["--port", free_port(0), "--webui-port", free_port(0), "--cores", 1]
             options += ["--memory", WORKER_MEMORY, "--work-dir", work]
-            start, log = (
-                command("worker.Worker", *options, master),
-                settings.logs_dir / f"spark-worker-{number}.log",
-            )
+            start = command("worker.Worker", *options, master)
+            log = settings.logs_dir / f"spark-worker-{number}.log"
             # They start at the same time: the last one waits for all.
             ready = lambda expected=number // WORKERS * WORKERS: require_workers(expected)  # noqa: E731
             workers.enter_context(

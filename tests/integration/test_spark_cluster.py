@@ -28,7 +28,7 @@ from lakeshare_pipelines.demo.processes import (
     postgres_folder,
     spark_cluster,
 )
-from lakeshare_pipelines.settings import LakeSettings
+from lakeshare_pipelines.settings import SHORT_RUNS, LakeSettings
 from lakeshare_pipelines.spark.jars import find_java
 from lakeshare_pipelines.spark.session import prepare_java_home
 from lakeshare_pipelines.wap.stage import list_staging_locations
@@ -44,6 +44,7 @@ from tests.builders.recipients import Recipients
 from tests.builders.sets import a_contract, a_delivery, orders
 from tests.builders.sharing import Provider, a_server
 from tests.builders.waiting import wait_until
+from tests.conftest import UNVERIFIED
 from tests.integration.processes import connect, free_ports, running
 from tests.integration.s3_server import S3Server
 from tests.integration.test_killed_runs import STAGING
@@ -81,6 +82,8 @@ def cluster(lake) -> Iterator[Mapping[str, str]]:
     ):
         for name, value in {**variables, "LAKESHARE_STATE_DIR": str(lake.settings.state_dir)}.items():
             patch.setenv(name, value)
+        with Path(variables["LAKESHARE_SPARK_CONF"]).open("a") as properties:
+            properties.write(f"spark.executor.extraJavaOptions {SHORT_RUNS} {UNVERIFIED}\n")
         yield variables
     # Of root's PostgreSQL it is outside of the tests' folders.
     shutil.rmtree(postgres_folder(lake.settings))
