@@ -26,16 +26,16 @@ from lakeshare_pipelines.contracts import Table
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.share import publication
 from lakeshare_pipelines.share.changes import TableState
-from lakeshare_pipelines.wap.staged import open_lake_without_spark
+from lakeshare_pipelines.wap.staged import Lake, open_lake_without_spark
 from lakeshare_server.catalog import Ledger, allow_directory_access
 from lakeshare_server.catalog.models import AuditRow
 from lakeshare_server.errors import Unserveable
 from lakeshare_server.settings import StateSettings
 from lakeshare_server.storage import Stores
 from lakeshare_server.tables.iceberg.deletes import Targets, deletion_vectors
-from tests.builders.apart import process_apart
 from tests.builders.deletion_vector import positions
 from tests.builders.grants import grant_to
+from tests.builders.iceberg_matrix.made import session_of_its_own
 from tests.builders.iceberg_rest import (
     SECRET_BRANCH,
     TABLE,
@@ -49,7 +49,6 @@ from tests.builders.lake_tables import IcebergTable, some_rows
 from tests.builders.recipients import Recipients
 from tests.builders.row_deletes import a_target, a_vector, position_deletes
 from tests.builders.sharing import Provider, Running, a_provider, a_server
-from tests.builders.spark_without_keys import read_without_keys
 from tests.integration.s3_server import REGION, S3Server
 
 BUCKETS = (f"iceberg-{number}" for number in itertools.count(1))
@@ -319,14 +318,15 @@ def test_a_restricted_recipient_has_its_own_files_signed_only(
 
 
 def test_spark_reads_whole_and_restricted_tables_by_signed_requests_alone(
-    provider: Provider, made: IcebergTable, tmp_path: Path
+    provider: Provider, made: IcebergTable, lake: Lake
 ) -> None:
-    """Iceberg's own client of S3, without keys to the store, in a Spark apart: it needs jars that others do not."""
+    """Iceberg's own client of S3, with keys that the store refuses: those that the driver may have are not used."""
     granted(provider, made)
     tokens = {name: provider.recipient(name) for name in ("whole", "part")}
     grant_to(provider, "part", rule="day = DATE '2013-01-02'")
     rows = made.table.scan(selected_fields=("day", "distance")).to_arrow().to_pylist()
     every = sorted((row["day"], row["distance"]) for row in rows)
+    spark, found = session_of_its_own(lake.spark), {}
     with a_server(provider) as server:
         catalog = {
             "": "org.apache.iceberg.spark.SparkCatalog",
@@ -334,10 +334,14 @@ def test_spark_reads_whole_and_restricted_tables_by_signed_requests_alone(
             ".uri": door_url(server),
             ".warehouse": "flights",
             ".client.region": REGION,
+            ".s3.access-key-id": "AKNOBODY",
+            ".s3.secret-access-key": "wrong",
         }
-        catalogs = {name: {**catalog, ".token": token} for name, token in tokens.items()}
-        with process_apart({"AWS_EC2_METADATA_DISABLED": "true"}) as apart:
-            found = apart(read_without_keys, tmp_path / "spark", catalogs, "lake.flights", "day, distance")
+        for name, token in tokens.items():
+            for key, value in {**catalog, ".token": token}.items():
+                spark.conf.set(f"spark.sql.catalog.{name}{key}", value)
+            read = spark.sql(f"SELECT day, distance FROM {name}.lake.flights").collect()
+            found[name] = sorted(tuple(row) for row in read)
     assert found["whole"] == every
     assert found["part"] == [row for row in every if row[0] == dt.date(2013, 1, 2)]
     assert 0 < len(found["part"]) < len(found["whole"])
