@@ -265,7 +265,7 @@ def rows_written_after_the_audit_are_not_published(published_set: PublishedSet) 
 
 
 def recipients_read_what_spark_reads(published_set: PublishedSet, other_host: Path) -> None:
-    """Every table, from a server on the host of the pipelines and from one on another, by both official clients."""
+    """Every table, from servers on the host of the pipelines and on another, if that is given, by both clients."""
     settings, name = published_set.lake.settings, published_set.contract.name
     shared = {key: getattr(settings, key) for key in ("s3_endpoint", "s3_region", "warehouse")}
     tables = tuple(SharedTable("shop", short, f"{name}.{short}") for short in ("orders", "totals"))
@@ -273,7 +273,7 @@ def recipients_read_what_spark_reads(published_set: PublishedSet, other_host: Pa
     _, token = Recipients(published_set.catalog).add(f"{name}-reader", (f"{name}_s3",))
     [latest, *_] = published_set.history()[0]
     sign_with_digests(published_set, latest)
-    for state_dir in (settings.state_dir, other_host):
+    for state_dir in dict.fromkeys((settings.state_dir, other_host)):
         sharing = ServerSettings(
             _env_file=None, state_dir=state_dir, database_url=settings.catalog_url, port=0, **shared
         )
