@@ -29,10 +29,11 @@ from lakeshare_server.settings import ServerSettings
 from lakeshare_server.tables.delta.changes import Segment
 from lakeshare_server.tables.iceberg.changes import change_files_of
 from lakeshare_server.tables.index import index_path
+from tests.builders.campaign import IS_CAMPAIGN
 from tests.builders.canonical import same_rows
 from tests.builders.protocol_reader import refusal
 from tests.builders.recipients import Recipients
-from tests.builders.sets import a_contract, an_order, orders
+from tests.builders.sets import a_contract, an_order, green, orders
 from tests.builders.sharing import Provider, a_server
 from tests.builders.store_gate import StoreGate, store_gate
 from tests.integration.conftest import a_lake_at, a_lake_with
@@ -162,6 +163,8 @@ def indexes_of(host: Path) -> list[Path]:
     return sorted((host / "index" / "cache").glob("*.arrow"))
 
 
+@pytest.mark.campaign
+@pytest.mark.parametrize("contract", ["iceberg", "delta"] if IS_CAMPAIGN else ["delta"], indirect=True)
 def test_discarding_leaves_no_object_and_rejected_rows_are_kept(published_set, s3, tmp_path):
     lake, contract = published_set.lake, published_set.contract
     published_set.deliver(MONDAY, [*orders(MONDAY, 2), an_order("no day", 7)])
@@ -278,7 +281,7 @@ def test_a_store_that_is_down_at_any_step_publishes_nothing_and_one_that_asks_to
     slow = a_run()
     slow.deliver(MONDAY, orders(MONDAY, 3))
     staged = stage(slow.lake, contract, [MONDAY], "run2")
-    published = slow.publish(staged, audit_and_save(slow.lake, contract, staged))
+    published = slow.publish(staged, green(contract, staged))
     assert [(p.version, p.rows) for p in published] == [(1, 3), (1, 1)]
     slow.require_spark_reads_the_same()
     assert gate.refused >= 3
