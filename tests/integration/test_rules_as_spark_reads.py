@@ -8,6 +8,7 @@ import json
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from tests.builders.grants import grant_to
 from tests.builders.iceberg_matrix.made import session_of_its_own
 from tests.builders.iceberg_rest import door
 from tests.builders.protocol_reader import Answer, ProtocolReader
-from tests.builders.recorded_changes import RecordingLake
+from tests.builders.recorded_changes import RecordingLake, is_of_state
 from tests.builders.sharing import Provider, Running, a_provider, a_server
 from tests.builders.spark_iceberg import SparkIceberg, frame_rows
 
@@ -88,11 +89,11 @@ def make_delta(spark: "SparkSession", made: Made, location: Path) -> None:
     )
     for statement in STEPS:
         spark.sql(statement.format(t=table))
+    states = []
     for version in range(len(STEPS) + 1):
         made.provider.publish_delta("lake.mapped", location, version)
-        state = spark.read.format("delta").option("versionAsOf", version).load(str(location))
-        for rule, rows in rows_where(state, RULES):
-            made.read.setdefault(("mapped", rule), []).append(rows)
+        states.append(spark.read.format("delta").option("versionAsOf", version).load(str(location)))
+    made.read.update((("mapped", rule), rows) for rule, rows in states_where(states, RULES))
     feed = spark.read.format("delta").option("readChangeFeed", "true").option("startingVersion", 0)
     changes = feed.load(str(location)).drop("_commit_timestamp")
     made.changed.update(rows_where(changes, RULES))
@@ -107,19 +108,29 @@ def rows_where(frame: "DataFrame", rules: Sequence[str]) -> Iterator[tuple[str, 
         yield rule, replace(rows, rows=wanted).without(*rules)
 
 
+def states_where(states: "Sequence[DataFrame]", rules: Sequence[str]) -> Iterator[tuple[str, list[Rows]]]:
+    """The same for each state of a table; Spark reads all states by one query."""
+    numbered = (state.selectExpr(f"{number} AS `#`", "*") for number, state in enumerate(states))
+    for rule, rows in rows_where(reduce(lambda one, other: one.unionAll(other), numbered), rules):
+        yield rule, [rows.where(partial(is_of_state, number)).without("#") for number in range(len(states))]
+
+
 def make_iceberg(spark: "SparkSession", made: Made, warehouse: Path) -> None:
     tables = SparkIceberg.at(spark, "ruled", warehouse)
     recording = RecordingLake(tables, made.provider)
     modes = ", ".join(f"'write.{one}.mode' = 'merge-on-read'" for one in ("delete", "update", "merge"))
     partitioned = f"PARTITIONED BY (region) TBLPROPERTIES ('format-version' = '2', {modes})"
     tables.run("evolving", [f"CREATE TABLE {{t}} {COLUMNS} USING iceberg {partitioned}"])
+    states = []
     for number, statement in enumerate(OF_ICEBERG):
         tables.run("evolving", [statement])
         if number == 0:
             tables.run("evolving", ["ALTER TABLE {t} ADD PARTITION FIELD year"])
-        recording.publish_state("evolving", recording.state("evolving"))
-        for rule, rows in rows_where(spark.table(tables.table("evolving")), OF_REGIONS):
-            made.read.setdefault(("evolving", rule), []).append(rows)
+        state = recording.state("evolving")
+        recording.publish_state("evolving", state)
+        at = f"SELECT * FROM {tables.table('evolving')} VERSION AS OF {state.snapshot_id}"
+        states.append(spark.sql(at))
+    made.read.update((("evolving", rule), rows) for rule, rows in states_where(states, OF_REGIONS))
 
 
 def make_vectors(spark: "SparkSession", made: Made) -> None:
