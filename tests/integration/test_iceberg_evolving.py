@@ -28,7 +28,7 @@ from tests.builders.protocol_reader import ProtocolReader
 from tests.builders.sharing import Provider, Running, a_server
 from tests.builders.spark_iceberg import frame_rows
 
-PUBLICATIONS = campaign_size(in_ci=4, in_campaign=9)
+PUBLICATIONS = campaign_size(in_ci=3, in_campaign=9)
 # Numbers and format versions; a story that failed once is added here.
 STORIES = [(number, (number - 1) % 3 + 1) for number in range(1, campaign_size(in_ci=3, in_campaign=40) + 1)]
 DOOR = "evolving_door"

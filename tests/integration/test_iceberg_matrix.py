@@ -2,7 +2,7 @@
 
 The tables, as Spark wrote them once: tests/builders/iceberg_matrix. What is expected of each client: expected.txt
 beside them. One server shares them, and every client reads a refused table once the stated fix was applied. Spark
-writes and reads the tables again as they are recorded: a few of them in CI, all in the campaign.
+writes and reads the tables again as they are recorded: one of them in CI, all in the campaign.
 """
 
 import gzip
@@ -52,8 +52,8 @@ READ_BY_SPARK_DELTA = (
     SERVED
     if IS_CAMPAIGN
     else [
-        *("renamed_partition", "odd_names", "struct_replaced", "widened_inside", "without_zone_partition"),
-        *("by_identity_of_decimals", "primitives_v2", "variant_inside", "v3_many_generations"),
+        *("renamed_partition", "widened_inside", "without_zone_partition"),
+        *("primitives_v2", "variant_inside", "v3_many_generations"),
     ]
 )
 # Through the Iceberg REST API, Spark reads in CI what PyIceberg cannot and one table of each kind of metadata;
@@ -70,9 +70,40 @@ READ_BY_SPARK_ICEBERG = (
         *("v2_many_generations", "v3_many_generations", "v2_upgraded"),
     ]
 )
+# In CI the Python client reads in delta format what the parquet format does not have, and some tables of each family;
+# our own reader reads the answer in delta format for each table.
+READ_BY_PYTHON_DELTA = (
+    SERVED
+    if IS_CAMPAIGN
+    else [
+        *(
+            name
+            for name in SERVED
+            if not EXPECTED[name]["python_parquet"] == EXPECTED[name]["python_delta"] == ROWS
+        ),
+        *(
+            "plain",
+            "imported",
+            "by_several",
+            "by_void",
+            "by_other_specs_each_time",
+            "by_identity_of_decimals",
+        ),
+        *(
+            "primitives_v1",
+            "primitives_v2",
+            "primitives_v3",
+            "nested",
+            "empty",
+            "emptied",
+            "v2_many_generations",
+        ),
+    ]
+)
 # One table for each combination of outcomes.
 OF_EACH_OUTCOME = list({tuple(EXPECTED[name].values()): name for name in SERVED}.values())
-MADE_AGAIN = Random("matrix").sample(list(TABLES), campaign_size(in_ci=2, in_campaign=len(TABLES)))
+MADE_AGAIN = Random("matrix").sample(list(TABLES), campaign_size(in_ci=1, in_campaign=len(TABLES)))
+READ_BY = {"python_delta": READ_BY_PYTHON_DELTA, "spark_iceberg": READ_BY_SPARK_ICEBERG}
 VERDICTS = {
     "python_parquet": "Python, parquet format",
     "python_delta": "Python, delta format",
@@ -156,7 +187,7 @@ def rows_of(table: Written) -> Rows:
 def test_something_is_expected_of_every_table() -> None:
     assert list(EXPECTED) == list(TABLES)
     assert len(TABLES) >= 40
-    assert set(READ_BY_SPARK_DELTA) | set(READ_BY_SPARK_ICEBERG) <= set(SERVED)
+    assert {*READ_BY_SPARK_DELTA, *READ_BY_SPARK_ICEBERG, *READ_BY_PYTHON_DELTA} <= set(SERVED)
 
 
 def test_the_recorded_tables_are_those_of_the_plans(matrix: Matrix) -> None:
@@ -221,7 +252,7 @@ def test_clients_read_what_spark_reads_or_are_refused_with_the_code(
     else:
         assert name not in matrix.refusals, matrix.refusals[name]
         for client in NAMES:
-            if client == "spark_iceberg" and name not in READ_BY_SPARK_ICEBERG:
+            if name not in READ_BY.get(client, SERVED):
                 continue
             with subtests.test(client=client):
                 require_outcome(matrix, name, client, table)

@@ -22,9 +22,9 @@ from tests.builders.sharing import Provider, a_provider, a_server
 from tests.builders.spark_iceberg import SparkIceberg, as_delta_table
 
 SEEDS = range(campaign_size(in_ci=2, in_campaign=40))
-PREDICATES = campaign_size(in_ci=48, in_campaign=64)
+PREDICATES = campaign_size(in_ci=24, in_campaign=64)
 # Fewer of them through Spark, which needs a tenth of a second for each, than through the server.
-BY_SPARK = campaign_size(in_ci=8, in_campaign=24)
+BY_SPARK = campaign_size(in_ci=4, in_campaign=24)
 
 pytestmark = pytest.mark.timeout(600)
 
