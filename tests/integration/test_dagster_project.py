@@ -86,6 +86,14 @@ def resources():
     return dg.Definitions(resources={"io_manager": FramesOnly(), "lake": "of the project"})
 '''
 
+# Several commands of dg one after the other: each process of its own loads Dagster and all components again.
+DG = """\
+import json, sys
+from dagster_dg_cli.cli import ENV_PREFIX, cli
+for command in json.loads(sys.argv[1]):
+    cli(command, auto_envvar_prefix=ENV_PREFIX, standalone_mode=False)
+"""
+
 
 def run_tool(*command: str, folder: Path, **more: str) -> str:
     """What a tool of the environment prints, in a folder, without a network or a home of Dagster."""
@@ -123,15 +131,16 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "PYTHONPATH": str(root / "src"),
         "LAKESHARE_STATE_DIR": str(folder / "state"),
     }
-    listed = run_tool(
-        "dg", "list", "components", "--package", "lakeshare_pipelines", "--json", folder=root, **variables
+    commands = (
+        ["list", "components", "--package", "lakeshare_pipelines", "--json"],
+        ["scaffold", "defs", COMPONENT, "orders", "--name", "dgshop", "--table-format", "delta"],
     )
-    assert {entry["key"] for entry in json.loads(listed)["items"]} == {
+    printed = run_tool("python", "-c", DG, json.dumps(commands), folder=root, **variables)
+    listed, _ = json.JSONDecoder().raw_decode(printed)
+    assert {entry["key"] for entry in listed["items"]} == {
         COMPONENT,
         COMPONENT.replace("PublishedSet", "ShareCatalog"),
     }
-    arguments = ["scaffold", "defs", COMPONENT, "orders", "--name", "dgshop", "--table-format", "delta"]
-    run_tool("dg", *arguments, folder=root, **variables)
     defs = root / "src" / name / "defs"
     written = yaml.safe_load((defs / "orders" / "defs.yaml").read_text())
     assert written == {"type": COMPONENT, "attributes": {"contract": "contract.yaml"}}
