@@ -22,7 +22,7 @@ from pathlib import Path
 import httpx
 import pytest
 import yaml
-from sqlalchemy import text
+from sqlalchemy import text as sql
 
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_server.access.authentication import write_profile
@@ -105,9 +105,9 @@ class Site:
     def read_state(self) -> dict[str, list[tuple[object, ...]]]:
         """The rows of all tables of the catalog that no request may change."""
         with self.provider.catalog.reading() as session:
-            names = session.scalars(text("SELECT name FROM sqlite_master WHERE type = 'table'")).all()
+            names = session.scalars(sql("SELECT name FROM sqlite_master WHERE type = 'table'")).all()
             return {
-                name: [tuple(row) for row in session.execute(text(f"SELECT * FROM {name}"))]
+                name: [tuple(row) for row in session.execute(sql(f"SELECT * FROM {name}"))]
                 for name in names
                 if not WRITTEN_BY_REQUESTS.fullmatch(name)
             }
