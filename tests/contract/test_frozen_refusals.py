@@ -105,7 +105,8 @@ class Site:
     def read_state(self) -> dict[str, list[tuple[object, ...]]]:
         """The rows of all tables of the catalog that no request may change."""
         with self.provider.catalog.reading() as session:
-            names = session.scalars(sql("SELECT name FROM sqlite_master WHERE type = 'table'")).all()
+            tables = "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
+            names = session.scalars(sql(tables)).all()
             return {
                 name: [tuple(row) for row in session.execute(sql(f"SELECT * FROM {name}"))]
                 for name in names
