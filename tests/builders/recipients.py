@@ -10,6 +10,7 @@ from lakeshare_server.catalog import Catalog, Credentials, Reader
 from lakeshare_server.catalog.credentials import issue_token, rotate_token
 from lakeshare_server.catalog.sharing import (
     LOCAL_OPERATOR,
+    Edit,
     create_recipient,
     editing,
     grant,
@@ -42,11 +43,15 @@ class Recipients:
     ) -> tuple[Recipient, str]:
         """Creates a recipient with grants on the shares; returns it with its token, which is not kept."""
         with editing(self.catalog, self.by) as edit:
-            create_recipient(edit, name, comment=comment)
-            for share in {share.lower(): share for share in shares}.values():
-                grant(edit, share, recipient=name)
-            secret = issue_token(edit, name, expires_at=expires_at).secret
+            secret = _add(edit, name, shares, expires_at, comment)
             return _recipient_from_state(edit.session, get_recipient(edit.session, name)), secret
+
+    def add_token(
+        self, name: str, shares: Sequence[str], expires_at: datetime | None = None, comment: str | None = None
+    ) -> str:
+        """The same; returns the token only. Reading the recipient takes a quarter of the time."""
+        with editing(self.catalog, self.by) as edit:
+            return _add(edit, name, shares, expires_at, comment)
 
     def list(self) -> list[Recipient]:
         """Lists all recipients by name, revoked ones too."""
@@ -69,6 +74,15 @@ class Recipients:
         """Ends all access of a recipient at once; its name and its audit events stay."""
         with editing(self.catalog, self.by) as edit:
             return _recipient_from_state(edit.session, revoke_recipient(edit, name))
+
+
+def _add(
+    edit: Edit, name: str, shares: Sequence[str], expires_at: datetime | None, comment: str | None
+) -> str:
+    create_recipient(edit, name, comment=comment)
+    for share in {share.lower(): share for share in shares}.values():
+        grant(edit, share, recipient=name)
+    return issue_token(edit, name, expires_at=expires_at).secret
 
 
 def _recipient_from_state(session: Session, state: RecipientState) -> Recipient:

@@ -83,7 +83,7 @@ class Provider:
 
     def recipient(self, name: str = "bob", shares: tuple[str, ...] = ("flights",), **options: Any) -> str:
         """Add a recipient; returns the token."""
-        return Recipients(self.catalog).add(name, shares, **options)[1]
+        return Recipients(self.catalog).add_token(name, shares, **options)
 
     def publish(self, table: str, snapshot: TableSnapshot, **pins: Any) -> Publication:
         """Publish what was read of a table."""

@@ -39,7 +39,7 @@ def test_our_server_keeps_every_promise_of_the_protocol(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """An eighth of the predicates: tests/unit/server/tables/test_pruning*.py test which files they leave, too."""
+    """A sixteenth of the predicates: tests/unit/server/tables/test_pruning*.py test which files they leave, too."""
     ask_fewer_predicates(monkeypatch)
     found, junit = tmp_path / "report.json", tmp_path / "report.xml"
     with a_server(provider) as server:

@@ -22,7 +22,7 @@ from pathlib import Path
 import httpx
 import pytest
 import yaml
-from sqlalchemy import MetaData, select
+from sqlalchemy import text as sql
 
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_server.access.authentication import write_profile
@@ -104,12 +104,12 @@ class Site:
 
     def read_state(self) -> dict[str, list[tuple[object, ...]]]:
         """The rows of all tables of the catalog that no request may change."""
-        tables = MetaData()
         with self.provider.catalog.reading() as session:
-            tables.reflect(session.connection())
+            tables = "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
+            names = session.scalars(sql(tables)).all()
             return {
-                name: [tuple(row) for row in session.execute(select(table))]
-                for name, table in tables.tables.items()
+                name: [tuple(row) for row in session.execute(sql(f"SELECT * FROM {name}"))]
+                for name in names
                 if not WRITTEN_BY_REQUESTS.fullmatch(name)
             }
 

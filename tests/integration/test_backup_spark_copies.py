@@ -39,7 +39,7 @@ DRIVER_KILLS = campaign_size(in_ci=1, in_campaign=20)
 WORKERS, IN_FLIGHT, ROWS_A_PORTION = 2, 4, 16
 # Two workers with this pause before each copy copy 40 objects a second. A driver that copies lives so long at most, and
 # a second more until its first copy is seen.
-LIFE_S, OBJECTS_A_LIFE = 3, 160
+LIFE_S, OBJECTS_A_LIFE = campaign_size(in_ci=1, in_campaign=3), campaign_size(in_ci=80, in_campaign=160)
 KEYS = ["t/a.parquet", "t/day=2026-11-19/b c+d.parquet", "t/%20ü.parquet", "t/a,b\"c'.parquet"]
 
 
@@ -305,7 +305,7 @@ def test_a_target_that_is_not_there_is_told(lake: Lake, copies: Copies) -> None:
 def test_a_cancelled_copy_ends_and_the_next_run_goes_on(
     lake: Lake, copies: Copies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keys = numbered(200)
+    keys = numbered(100)
     copies.put(*keys)
     task, running = copies.task(copies.rows(), in_flight=2), engine(lake)
 

@@ -1,7 +1,7 @@
 """Tables of many files in a bucket are backed up by every engine, lost, and read again as they were.
 
 Source and target are reached with two access keys. Killed at random points, a backup continues: no object is lost, and
-none is copied twice beyond one batch. Tables have a tenth of the files that they have in `make campaign`.
+none is copied twice beyond one batch. Tables have a twentieth of the files that they have in `make campaign`.
 """
 
 import datetime as dt
@@ -34,7 +34,7 @@ from tests.builders.campaign import campaign_size
 from tests.builders.small_batches import BATCH, SmallBatches
 from tests.integration.s3_server import REGION, S3Server
 
-ROOT, FILES_A_COMMIT, COMMITS = "sales/orders", campaign_size(in_ci=40, in_campaign=400), 3
+ROOT, FILES_A_COMMIT, COMMITS = "sales/orders", campaign_size(in_ci=20, in_campaign=400), 3
 LINES = "sales/lines"
 MOST_KEYS = 1000  # of one request that deletes
 IN_FLIGHT = 2

@@ -4,16 +4,23 @@ A merge brings exactly what was audited onto main, in one commit, by the publish
 """
 
 import dataclasses
+import json
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from nessie_fixtures import RunningNessie, a_running_nessie, a_table
 
+from lakeshare_pipelines.backup.catalog_dump import dump_catalog, get_dump_folder, read_lines, read_manifest
+from lakeshare_pipelines.backup.config import Backup
+from lakeshare_pipelines.backup.points import Points
+from lakeshare_pipelines.backup.stores import StoreAddress
 from lakeshare_pipelines.errors import NessieError
 from lakeshare_pipelines.nessie.client import Merge, Nessie
 from lakeshare_server import nessie as calls
+from lakeshare_server.nessie import TableContent
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import Stores
 from lakeshare_server.versions import list_tables_at
@@ -262,3 +269,28 @@ def test_putting_a_table_that_changed_meanwhile_is_a_conflict(nessie):
         nessie.publisher.put_table(table, content, "main", seen, message="late", properties={})
     assert raised.value.code == "REFERENCE_CONFLICT"
     assert nessie.snapshot(table) == 2
+
+
+def test_a_dump_of_the_catalog_has_all_tables_of_main_and_its_log(nessie: RunningNessie, tmp_path: Path):
+    source, target = (StoreAddress(url=str(tmp_path / name)) for name in ("lake", "copies"))
+    points, day = Points(Backup(name="lake", source=source, target=target)), "2026-11-20"
+    orders, items = a_table(), a_table()
+    nessie.commit("main", {orders: 1}, role="publisher")
+    head = nessie.commit("main", {orders: 2, items: 7}, role="publisher")
+    record = dump_catalog(nessie.settings, points.backup, points, day)
+    nessie.commit("main", {orders: 3}, role="publisher")
+    at_head = f"main@{head}"
+    expected = {name: nessie.writer.content(name, at_head) for name in nessie.writer.tables(at_head)}
+    assert {orders, items} <= set(expected)
+    assert record.nessie_hash == head
+    dumped = read_manifest(points, day).nessie
+    assert dumped is not None
+    assert (dumped.hash, dumped.tables) == (head, len(expected))
+    records = (json.loads(line) for line in read_lines(points, day, dumped.state))
+    assert {record.pop("table"): TableContent(**record) for record in records} == expected
+    folder = get_dump_folder(points, day)
+    lines = [line for file in dumped.log for line in points.store.read(folder + file.name).splitlines()]
+    commits = [json.loads(line) for line in lines]
+    assert commits[0]["commitMeta"]["hash"] == head
+    put = {".".join(one["key"]["elements"]) for one in commits[0]["operations"] if one["type"] == "PUT"}
+    assert put == {orders, items}

@@ -7,10 +7,16 @@ from typing import Any
 
 import pytest
 
-from lakeshare_server.catalog import Catalog, open_catalog
+from lakeshare_server.catalog import Catalog, database, open_catalog
 from tests.builders import applied_files
-from tests.builders.database_schema import copy_migrated_database
+from tests.builders.database_schema import MIGRATE, copy_migrated_database
 from tests.integration.postgres_server import PostgresServer
+
+
+@pytest.fixture(autouse=True)
+def real_migrations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Migrations run, which other tests copy the result of."""
+    monkeypatch.setattr(database, "migrate", MIGRATE)
 
 
 @pytest.fixture(scope="session")

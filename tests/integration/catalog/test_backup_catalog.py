@@ -1,4 +1,7 @@
-"""A catalog that was dumped into a point comes back whole into an empty database, and into no other."""
+"""A catalog that was dumped into a point comes back whole into an empty database, and into no other.
+
+What a dump has of Nessie is tested in test_nessie_refs.py, which has one.
+"""
 
 import hashlib
 import json
@@ -16,7 +19,6 @@ from lakeshare_pipelines.backup.catalog_dump import (
     dump_catalog,
     get_dump_folder,
     list_dumped_tables,
-    read_lines,
     read_manifest,
     restore_catalog,
 )
@@ -34,12 +36,10 @@ from lakeshare_server.catalog.models import Base
 from lakeshare_server.catalog.sharing import create_recipient, editing
 from lakeshare_server.catalog.transfer import dump_rows
 from lakeshare_server.errors import CatalogConflict
-from lakeshare_server.nessie import TableContent
 from lakeshare_server.tables.index import index_path
 from tests.builders.applied_files import EVERYTHING, exported
 from tests.builders.database_schema import add_migration
 from tests.builders.publications import a_publication
-from tests.integration.nessie_fixtures import a_running_nessie
 
 DAY = "2026-11-20"
 LATER = 'op.add_column("recipients", sa.Column("later", sa.Integer(), nullable=False, server_default="7"))'
@@ -250,34 +250,6 @@ def test_the_command_brings_rows_and_contracts_back(
     assert (contracts / "reference.yaml").read_text() == "# mine\n"
     (contracts / "reference.yaml").unlink()
     assert [contract.name for contract in load_contracts(contracts)] == ["flights"]
-
-
-def test_nessies_main_is_in_the_dump(tmp_path: Path, points: Points) -> None:
-    with a_running_nessie(tmp_path / "nessie") as nessie:
-        nessie.commit("main", {"sales.orders": 1}, role="publisher")
-        head = nessie.commit("main", {"sales.orders": 2, "sales.items": 7}, role="publisher")
-        record = dump_catalog(nessie.settings, points.backup, points, DAY)
-        nessie.commit("main", {"sales.orders": 3}, role="publisher")
-        expected = {
-            name: nessie.writer.content(name, f"main@{head}") for name in ("sales.orders", "sales.items")
-        }
-    assert record.nessie_hash == head
-    nessie = read_manifest(points, DAY).nessie
-    assert nessie is not None
-    records = (json.loads(line) for line in read_lines(points, DAY, nessie.state))
-    assert {record.pop("table"): TableContent(**record) for record in records} == expected
-    manifest = read_manifest(points, DAY).nessie
-    assert manifest is not None
-    assert (manifest.hash, manifest.tables) == (head, 2)
-    lines = [
-        line
-        for file in manifest.log
-        for line in points.store.read(get_dump_folder(points, DAY) + file.name).splitlines()
-    ]
-    commits = [json.loads(line) for line in lines]
-    assert commits[0]["commitMeta"]["hash"] == head
-    put = {".".join(one["key"]["elements"]) for one in commits[0]["operations"] if one["type"] == "PUT"}
-    assert put == {"sales.orders", "sales.items"}
 
 
 def _change_manifest(points: Points, **different: object) -> None:

@@ -34,10 +34,10 @@ from lakeshare_pipelines.contracts import Column, Reference, Rule, SetContract, 
 from lakeshare_pipelines.contracts.document import get_document
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_server.app import create_app
-from lakeshare_server.catalog import open_catalog
+from lakeshare_server.catalog import database, open_catalog
 from lakeshare_server.errors import LakeshareError
 from lakeshare_server.settings import ServerSettings
-from tests.builders.database_schema import schema_lines
+from tests.builders.database_schema import MIGRATE, schema_lines
 from tests.builders.json_schemas import field_lines
 from tests.builders.snapshots import as_json, check_section, check_snapshot
 
@@ -610,7 +610,8 @@ def without_texts(value: Any, parent: str = "") -> Any:
 # Database
 
 
-def test_schema_of_a_migrated_sqlite_database(tmp_path: Path) -> None:
+def test_schema_of_a_migrated_sqlite_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "migrate", MIGRATE)
     catalog = open_catalog(f"sqlite:///{tmp_path / 'lakeshare.db'}")
     try:
         check_section("database.txt", "SQLite", "\n".join(schema_lines(catalog.engine)))

@@ -30,7 +30,7 @@ from tests.builders.campaign import campaign_size
 from tests.builders.lake_tables import IcebergTable, a_delta_table, append_delta
 
 ONE, TWO, THREE = "2099-12-29", "2099-12-30", "2099-12-31"
-CASES, AT_ONCE = campaign_size(in_ci=10, in_campaign=500), 125
+CASES, AT_ONCE = campaign_size(in_ci=5, in_campaign=500), 125
 Rows = list[tuple[int, str]]
 KINDS = {
     "data": "objects/**/*.parquet",

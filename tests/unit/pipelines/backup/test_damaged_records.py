@@ -16,6 +16,7 @@ from lakeshare_pipelines.errors import BackupError, DamagedRecord
 from lakeshare_pipelines.settings import LakeSettings
 from tests.builders.backup_damage import delete, flip_bytes, truncate
 from tests.builders.backup_lakes import Lake
+from tests.builders.kept_folder import KeptFolder
 from tests.builders.lake_tables import a_delta_table, append_delta, some_rows
 
 DAYS = ONE, TWO, THREE = "2099-12-29", "2099-12-30", "2099-12-31"
@@ -23,15 +24,20 @@ ROWS = some_rows(days=1)
 ROWS_HELD = "held/part-00000.parquet"
 
 
-@pytest.fixture
-def lake(tmp_path: Path) -> Lake:
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> KeptFolder:
     """A Delta table with two points."""
-    lake = Lake(tmp_path)
+    lake = Lake(tmp_path_factory.mktemp("points"))
     a_delta_table(lake.source / "flights", ROWS, partitioned_by=())
     lake.made(ONE, lake.listing())
     append_delta(lake.source / "flights", ROWS)
     lake.made(TWO, lake.listing())
-    return lake
+    return KeptFolder(lake.base)
+
+
+@pytest.fixture
+def lake(kept: KeptFolder) -> Lake:
+    return Lake(kept.put_back())
 
 
 def record(lake: Lake, day: str, name: str) -> Path:

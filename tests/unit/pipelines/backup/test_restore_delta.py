@@ -19,6 +19,7 @@ from lakeshare_pipelines.errors import BackupError
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_server.catalog import Catalog, open_catalog
 from tests.builders.backup_points import DAY, a_backup, a_point
+from tests.builders.kept_folder import KeptFolder
 from tests.builders.lake_tables import a_delta_table, append_delta, some_rows
 
 TABLE = "sales/orders"
@@ -48,16 +49,22 @@ class Scene:
         return PointRestore(self.settings, self.backup, self.point).in_place(self.catalog, TABLE, version)
 
 
-@pytest.fixture
-def scene(tmp_path: Path) -> Scene:
-    settings = LakeSettings(_env_file=None, state_dir=tmp_path / "state")
-    root = a_delta_table(tmp_path / "lake" / TABLE)
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> tuple[KeptFolder, Backup, Point]:
+    folder = tmp_path_factory.mktemp("scene")
+    root = a_delta_table(folder / "lake" / TABLE)
     for days in (1, 2, 3):
         append_delta(root, some_rows(days=days))
     DeltaTable(root).create_checkpoint()
-    backup = a_backup(tmp_path / "lake", tmp_path / "backups")
-    point = a_point(backup, tmp_path / "held")
-    return Scene(tmp_path, settings, open_catalog(settings.catalog_url), backup, point)
+    backup = a_backup(folder / "lake", folder / "backups")
+    return KeptFolder(folder), backup, a_point(backup, folder / "held")
+
+
+@pytest.fixture
+def scene(kept: tuple[KeptFolder, Backup, Point]) -> Scene:
+    folder, backup, point = kept
+    settings = LakeSettings(_env_file=None, state_dir=folder.put_back() / "state")
+    return Scene(folder.path, settings, open_catalog(settings.catalog_url), backup, point)
 
 
 def test_a_deleted_table_is_the_same_table_again(scene: Scene) -> None:

@@ -16,6 +16,7 @@ from lakeshare_pipelines.errors import BackupError
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_server.catalog import Catalog, open_catalog
 from tests.builders.backup_points import a_backup, a_point
+from tests.builders.kept_folder import KeptFolder
 from tests.builders.lake_tables import a_delta_table, append_delta, some_rows
 
 FIRST, SECOND = "2013-01-01", "2013-01-02"
@@ -43,15 +44,24 @@ class Scene:
         return self.restores.partition(self.catalog, "flights", values)
 
 
-@pytest.fixture(params=["commits", "checkpoint"])
-def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Scene:
-    root = a_delta_table(tmp_path / "lake" / "flights")
+@pytest.fixture(scope="module", params=["commits", "checkpoint"])
+def kept(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[KeptFolder, Backup, Point]:
+    folder = tmp_path_factory.mktemp(request.param)
+    root = a_delta_table(folder / "lake" / "flights")
     append_delta(root, some_rows(days=2))
     if request.param == "checkpoint":
         DeltaTable(root).create_checkpoint()
-    settings = LakeSettings(_env_file=None, state_dir=tmp_path / "state")
-    backup = a_backup(tmp_path / "lake", tmp_path / "backups")
-    point = a_point(backup, tmp_path / "held")
+    backup = a_backup(folder / "lake", folder / "backups")
+    return KeptFolder(folder), backup, a_point(backup, folder / "held")
+
+
+@pytest.fixture
+def scene(kept: tuple[KeptFolder, Backup, Point]) -> Scene:
+    folder, backup, point = kept
+    settings = LakeSettings(_env_file=None, state_dir=folder.put_back() / "state")
+    root = folder.path / "lake" / "flights"
     return Scene(root, settings, open_catalog(settings.catalog_url), backup, point)
 
 

@@ -10,6 +10,7 @@ from lakeshare_pipelines.backup.retention import SweepResult, hold_point, sweep_
 from lakeshare_pipelines.backup.stores import FolderStore, open_store
 from lakeshare_pipelines.errors import BackupError
 from tests.builders.backup_plans import Planner, a_planner, an_object
+from tests.builders.kept_folder import KeptFolder
 
 DAYS_ONLY = {"daily": 2, "weekly": 0, "monthly": 0, "yearly": 0}
 DAYS = [f"2026-11-{day:02}" for day in range(1, 6)]
@@ -17,13 +18,19 @@ ONE, TWO, THREE, FOUR, FIVE = DAYS
 NOW = dt.datetime(2026, 11, 6, tzinfo=dt.UTC)
 
 
-@pytest.fixture
-def planner(tmp_path: Path) -> Planner:
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> KeptFolder:
     """Four points: each day one object goes and one comes; `always` is there each day."""
-    planner = a_planner(tmp_path, retention=DAYS_ONLY)
+    folder = tmp_path_factory.mktemp("points")
+    planner = a_planner(folder, retention=DAYS_ONLY)
     for number, day in enumerate(DAYS[:4]):
         planner.point(day, objects(number))
-    return planner
+    return KeptFolder(folder)
+
+
+@pytest.fixture
+def planner(kept: KeptFolder) -> Planner:
+    return a_planner(kept.put_back(), retention=DAYS_ONLY)
 
 
 def objects(number: int) -> list[dict[str, Any]]:

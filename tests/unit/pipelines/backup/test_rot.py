@@ -19,6 +19,7 @@ from lakeshare_pipelines.errors import BackupError
 from lakeshare_pipelines.settings import LakeSettings
 from tests.builders.backup_damage import damaged, delete, flip_bytes, removed, truncate
 from tests.builders.backup_lakes import Lake, at
+from tests.builders.kept_folder import KeptFolder
 from tests.builders.lake_tables import IcebergTable, a_delta_table, append_delta, some_rows
 
 ONE, TWO = "2099-12-30", "2099-12-31"
@@ -26,24 +27,34 @@ ROWS = some_rows(days=1)
 OTHERS = some_rows(days=2).slice(4)
 
 
-@pytest.fixture
-def delta(tmp_path: Path) -> Lake:
+@pytest.fixture(scope="module")
+def kept_delta(tmp_path_factory: pytest.TempPathFactory) -> KeptFolder:
     """A Delta table of two files, with a point."""
-    lake = Lake(tmp_path)
+    lake = Lake(tmp_path_factory.mktemp("delta"))
     append_delta(a_delta_table(lake.source / "flights", ROWS, partitioned_by=()), OTHERS)
     lake.made(ONE, lake.listing())
-    return lake
+    return KeptFolder(lake.base)
 
 
 @pytest.fixture
-def iceberg(tmp_path: Path) -> Lake:
+def delta(kept_delta: KeptFolder) -> Lake:
+    return Lake(kept_delta.put_back())
+
+
+@pytest.fixture(scope="module")
+def kept_iceberg(tmp_path_factory: pytest.TempPathFactory) -> KeptFolder:
     """An Iceberg table of two files, with a point."""
-    lake = Lake(tmp_path)
+    lake = Lake(tmp_path_factory.mktemp("iceberg"))
     table = IcebergTable(lake.source, ROWS.schema, partitioned_by=())
     table.append(ROWS)
     table.append(OTHERS)
     lake.made(ONE, lake.listing())
-    return lake
+    return KeptFolder(lake.base)
+
+
+@pytest.fixture
+def iceberg(kept_iceberg: KeptFolder) -> Lake:
+    return Lake(kept_iceberg.put_back())
 
 
 def copies(lake: Lake, pattern: str) -> list[Path]:

@@ -16,7 +16,8 @@ from tests.builders.backup_histories import History
 from tests.builders.backup_lakes import Lake
 from tests.builders.campaign import campaign_size
 
-HISTORIES, AT_ONCE = campaign_size(in_ci=20, in_campaign=500), 20
+HISTORIES = campaign_size(in_ci=10, in_campaign=500)
+AT_ONCE = min(HISTORIES, 20)
 DAYS = ("2026-11-20", "2026-11-21")
 
 
