@@ -7,7 +7,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -86,7 +86,7 @@ class TableAudit:
         try:
             with self._translate_errors():
                 rows = self._rows = self.staging.rows_of_run(self.staged, self.table)
-                if self.record and self.record.rows * len(self.table.columns) <= MAX_HELD_VALUES:
+                if self._is_small():
                     rows.persist()
         except PipelineError:
             raise
@@ -98,6 +98,9 @@ class TableAudit:
             return [_make_verdict(spec, self._run(by_name[spec.name])) for spec in specs]
         finally:
             rows.unpersist()
+
+    def _is_small(self) -> bool:
+        return self.record is not None and self.record.rows * len(self.table.columns) <= MAX_HELD_VALUES
 
     def _checks(self, rows: "DataFrame") -> dict[str, Callable[[], Finding]]:
         types = checks.get_types(rows.schema)
@@ -125,17 +128,7 @@ class TableAudit:
     def _after(self) -> "DataFrame":
         if self._rows is None:
             raise ValueError(f"the rows of {self.table.name} are not read yet")
-        return (
-            self._rows if self._is_alone else self.staging.table_around(self.staged, self.table, self._rows)
-        )
-
-    @cached_property
-    def _is_alone(self) -> bool:
-        """Whether the table will have the rows of the run and no others, as at its first publication."""
-        with suppress(Exception):  # the checks report it
-            if self._main is None and self._rows and self.record and not self.table.write.is_incremental:
-                return sum(self._count_by_partition(self._rows).values()) == self.record.rows
-        return False
+        return self.staging.table_around(self.staged, self.table, self._rows)
 
     def _check_structure(self, types: Types) -> Finding:
         published = None if self._main is None else checks.get_types(self._main.schema)
@@ -193,9 +186,13 @@ class TableAudit:
             of_run = {**empty, **self._count_by_partition(rows)}
             if not self.contract.partitioning.is_time:
                 # Other names are no earlier states of a partition.
-                main = {} if self._main is None else self._count_rows(self._main)
+                main = (
+                    {}
+                    if self._main is None
+                    else checks.count_rows_by_partition(self._main, self.contract, self.table)
+                )
                 return checks.check_drift(self.table.drift, of_run, {name: main.get(name) for name in of_run})
-            of_all = self._count_by_partition(rows) if self._is_alone else self._count_rows(self._after)
+            of_all = checks.count_rows_by_partition(self._after, self.contract, self.table)
             return checks.check_drift(self.table.drift, of_run, checks.compute_usual_rows(of_all, of_run))
         usual = {"table": None if self._main is None else self._main.count()}
         is_whole = self.contract.is_replaced(self.table)
@@ -208,11 +205,11 @@ class TableAudit:
 
     def _count_by_partition(self, rows: "DataFrame") -> Mapping[str, int]:
         if self._counts is None:
-            self._counts = self._count_rows(rows) if self.is_by_partition else {WHOLE_TABLE: rows.count()}
+            if self.is_by_partition:
+                self._counts = checks.count_rows_by_partition(rows, self.contract, self.table)
+            else:
+                self._counts = {WHOLE_TABLE: rows.count()}
         return self._counts
-
-    def _count_rows(self, frame: "DataFrame") -> dict[str, int]:
-        return checks.count_rows_by_partition(frame, self.contract, self.table)
 
     def _check_rule(self, rule: Rule, outcome: RuleOutcome | NotEvaluated) -> Finding:
         if isinstance(outcome, NotEvaluated):
@@ -246,15 +243,16 @@ class TableAudit:
 
     def _evaluate_rules(self, rows: "DataFrame", types: Types) -> dict[str, RuleOutcome | NotEvaluated]:
         outcomes: dict[str, RuleOutcome | NotEvaluated] = {}
-        of_run, of_table = list[Rule](), list[Rule]()
+        of_run: list[Rule] = []
+        of_table: list[Rule] = []
         for rule in self.table.rules:
             try:
                 checks.require_columns(checks.get_rule_columns(rule), types)
             except NotEvaluated as missing:
                 outcomes[rule.name] = missing
             else:
-                # Where the rows of a run are the whole table, one pass serves both scopes.
-                whole = checks.needs_whole_table(self.contract, self.table, rule) and not self._is_alone
+                # Where a run replaces the whole table its rows are the table: one pass serves both scopes.
+                whole = checks.needs_whole_table(self.contract, self.table, rule)
                 (of_table if whole else of_run).append(rule)
         evaluated: Mapping[str, RuleOutcome | NotEvaluated] = {
             **checks.evaluate_rules(rows, of_run),
