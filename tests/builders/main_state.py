@@ -6,7 +6,6 @@ from lakeshare_pipelines.contracts import SetContract
 from lakeshare_pipelines.wap.delta import DeltaStaging, table_location
 from lakeshare_pipelines.wap.iceberg import iceberg_tables
 from lakeshare_pipelines.wap.staged import Lake
-from tests.builders.iceberg_rows import read_iceberg_rows
 
 
 def main_state(lake: Lake, contract: SetContract) -> dict[str, object]:
@@ -32,13 +31,13 @@ def rows_on_main(lake: Lake, contract: SetContract, short_name: str) -> list[tup
 
 
 def rows_at_each_step(lake: Lake, contract: SetContract, short_name: str) -> list[tuple[object, ...]]:
-    """The same rows for a test that reads after each of its steps, by deltalake or pyiceberg.
+    """The same rows for a test that reads after each of its steps: a Delta table is read by deltalake.
 
     Spark needs four jobs for each new version of a Delta log; a test has Spark read the last version.
     """
     table = contract.table(short_name)
     if table.format == "iceberg":
-        return _as_tuples(read_iceberg_rows(lake, table.name))
+        return rows_on_main(lake, contract, short_name)
     columns = [column.name for column in table.columns]
     opened = lake.open_delta(table_location(lake.settings, table))
     assert opened is not None

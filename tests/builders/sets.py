@@ -26,7 +26,6 @@ from lakeshare_pipelines.wap.staged import (
     record_begin,
     save_attempt,
 )
-from tests.builders.iceberg_rows import stage_iceberg_rows
 
 CONTRACT = """\
 apiVersion: v3.1.0
@@ -176,30 +175,27 @@ def _write_staged(
     run_id: str,
     files: int,
 ) -> None:
-    """Write a staged table, by deltalake or pyiceberg where they can; several files have a row each."""
-    arrays = {
-        column.name: pa.array(
-            [_value(row[column.name], column.type) for row in rows],
-            ARROW_TYPES.get(column.type, pa.string()),
-        )
-        for column in table.columns
-    }
-    content = pa.table(arrays)
-    parts = [content] if files == 1 else [content.slice(at, 1) for at in range(files)]
+    """Write a staged table, a Delta one by deltalake; several files have a row each."""
     if table.format == "delta":
+        arrays = {
+            column.name: pa.array(
+                [_value(row[column.name], column.type) for row in rows],
+                ARROW_TYPES.get(column.type, pa.string()),
+            )
+            for column in table.columns
+        }
         folder = f"{table_location(lake.settings, table)}/{STAGED_FOLDER}/{ref}"
         columns = [column for column, _ in table.partition_by]
         options = make_delta_options(lake.stores, folder)
-        for part in parts:
+        content = pa.table(arrays)
+        for part in [content] if files == 1 else [content.slice(at, 1) for at in range(files)]:
             write_deltalake(folder, part, partition_by=columns, storage_options=options, mode="append")
         return
-    if stage_iceberg_rows(lake, contract, table, ref, parts, day, run_id):
-        return
-    selected = ", ".join(
+    columns = ", ".join(
         f"cast(col{at} AS {column.type}) AS {column.name}" for at, column in enumerate(table.columns, 1)
     )
     values = ", ".join(f"({', '.join(repr(row[c.name]) for c in table.columns)})" for row in rows)
-    frame = lake.spark.sql(f"SELECT {selected} FROM VALUES {values}")
+    frame = lake.spark.sql(f"SELECT {columns} FROM VALUES {values}")
     if files > 1:
         lake.spark.conf.set("spark.sql.iceberg.distribution-mode", "none")
         frame = frame.repartitionByRange(files, frame.columns[1])
