@@ -133,7 +133,9 @@ class DeltaStaging:
 
     def _save(self, frame: "DataFrame", location: str, table: Table, run_id: str) -> None:
         metadata = json.dumps(stage.run_properties(self.contract, run_id))
-        writer = frame.write.format("delta").mode("overwrite").option("userMetadata", metadata)
+        # To overwrite, Delta looks for files to remove, which takes two Spark jobs for a new table, too.
+        mode = "overwrite" if any(self.lake.stores.list(f"{location}/{LOG}")) else "errorifexists"
+        writer = frame.write.format("delta").mode(mode).option("userMetadata", metadata)
         columns = [column for column, _ in table.partition_by]
         if columns:
             writer = writer.partitionBy(*columns)
@@ -144,8 +146,7 @@ class DeltaStaging:
         before = self.on_main(staged, table)
         with_files = None if before is None else before.select("*", F.col(FILE_PATH).alias(ROW_FILE))
         changes = plan_changes(self.contract, table, with_files, rows)
-        columns = [column_by_name(column.name) for column in table.columns]
-        frame = changes.where(~F.col(DELETED)).select(*columns)
+        frame = changes.where(~F.col(DELETED)).select(*(column_by_name(c.name) for c in table.columns))
         removed, records_changes = list[str](), False
         if before is not None:
             state = self._read_state(table, version)
@@ -522,10 +523,8 @@ class DeltaStaging:
             named = {"path": f"{prefix}/{CHANGE_DATA}/{add['path']}", "dataChange": False}
             actions.append({"cdc": {**named, **{key: add[key] for key in ("partitionValues", "size")}}})
         properties = stage.commit_properties(staged, evidence)
-        operation: dict[str, Any] = {
-            "operation": "MERGE" if table.write.has_key else "WRITE",
-            "operationParameters": {},
-        }
+        kind = "MERGE" if table.write.has_key else "WRITE"
+        operation: dict[str, Any] = {"operation": kind, "operationParameters": {}}
         is_blind = {"readVersion": base, "isBlindAppend": not table.write.has_key}
         if not write_commit(self.lake.stores, location, base + 1, actions, operation | is_blind | properties):
             raise Conflict([table.name], str(base), str(self._version(table.name)))
@@ -556,8 +555,7 @@ class DeltaStaging:
         return sorted(json.loads(content))
 
     def _list_change_files(self, name: str, ref: str) -> list[dict[str, Any]]:
-        adds = self.list_staged_adds(name, f"{ref}/{CHANGE_DATA}")
-        return sorted(adds, key=lambda add: str(add["path"]))
+        return sorted(self.list_staged_adds(name, f"{ref}/{CHANGE_DATA}"), key=lambda add: str(add["path"]))
 
     def _add_actions(self, name: str, ref: str) -> "Iterator[AddAction]":
         from deltalake.transaction import AddAction

@@ -258,9 +258,10 @@ class IcebergStaging:
         self.discard(ref)
         base = nessie.reference("main").hash
         nessie.create_branch(ref, base)
-        catalog = self.lake.catalog(ref)
-        for namespace in sorted({name.rsplit(".", 1)[0] for name in self.names}):
-            self.lake.spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {catalog}.{namespace}")
+        # Spark would make a catalog of the branch to look for namespaces; that of a table exists.
+        known = {name.rsplit(".", 1)[0] for name in self.names if nessie.content(name, ref) is not None}
+        for namespace in sorted({name.rsplit(".", 1)[0] for name in self.names} - known):
+            self.lake.spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {self.lake.catalog(ref)}.{namespace}")
         return base
 
     def holds(self, base: str, publication: Publication) -> bool:
@@ -357,12 +358,11 @@ class IcebergStaging:
         has_more = {name.lower() for name in schema.names} > {column.name.lower() for column in table.columns}
         if before is None or before.snapshot_id == after.snapshot_id or has_more:
             return
-        stores = self.lake.stores
-        location = open_metadata(stores, after.metadata_location, after.snapshot_id)[0].location
+        location = open_metadata(self.lake.stores, after.metadata_location, after.snapshot_id)[0].location
         changes_folder = get_changes_folder(self.lake, table.name, location)
         folder = get_planned_folder(changes_folder, before.snapshot_id, after.snapshot_id)
         list_change_rows(table, changes).write.mode("overwrite").parquet(to_hadoop_path(folder))
-        stores.write(f"{folder}/{PLANNED}", b"")
+        self.lake.stores.write(f"{folder}/{PLANNED}", b"")
 
     def record_changes_again(self, staged: Staged, table: Table) -> None:
         # Changes of Iceberg tables are recorded with their publication.

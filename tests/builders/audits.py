@@ -126,9 +126,8 @@ def stage_rows(
     base = staging.open(ref)
     tables = []
     for table in contract.tables:
-        frame = lake.spark.sql(rows[table.short_name])
-        staging.write(ref, table, frame, partitions, run_id)
-        tables.append(StagedTable(table.name, frame.count(), rejected, tuple(problems)))
+        written = staging.write(ref, table, lake.spark.sql(rows[table.short_name]), partitions, run_id)
+        tables.append(StagedTable(table.name, written, rejected, tuple(problems)))
     return Staged(
         set_name=contract.name,
         run_id=run_id,

@@ -110,13 +110,16 @@ def test_a_column_more_than_on_main_is_fine_and_one_less_is_not(lake, table_form
 
 @pytest.mark.parametrize("table_format", ["iceberg", "delta"])
 def test_each_day_of_a_range_needs_rows_and_no_other_day_gets_any(lake, table_format):
-    contract = a_set(flights(format=table_format))
+    in_table = a_rule("in_table", "expect_table_row_count_to_equal", value=8, scope="table")
+    contract = a_set(flights(in_table, format=table_format))
     rows = f"{flight_rows(6)} UNION ALL {flight_rows(2, '2013-03-03')}"
 
     verdicts = audit(lake, contract, stage_rows(lake, contract, partitions=[DAY, NEXT_DAY], flights=rows))
 
     assert of(verdicts, "not_empty").reason == f"no rows for partition {NEXT_DAY}"
     assert of(verdicts, "within_partitions").observed["rows_outside"] == 2
+    # A rule about the table is judged on these rows, too, though main has none yet.
+    assert of(verdicts, "in_table").passed
     assert not verdicts.green
 
 

@@ -192,7 +192,7 @@ def test_random_deliveries(
 
 def take_steps(walk: Walk) -> None:
     # Each step that reads and audits a delivery takes seconds; the others are below, with fewer tables.
-    steps = (STEPS[0], *walk.draw.choices(STEPS, k=12)) if IS_CAMPAIGN else STEPS[:2]
+    steps = (STEPS[0], *walk.draw.choices(STEPS, k=12)) if IS_CAMPAIGN else STEPS[1:2]
     for step in steps:
         step(walk)
         walk.require_as_in_model()
@@ -296,6 +296,11 @@ class ComputedSet:
         deliver(self.lake.settings, self.contract, day, changes)
         return stage(self.lake, self.contract, [day], str(uuid4()))
 
+    def stage_without_reading(self, day: str, *changes: Change) -> Staged:
+        """A delivery to the merged table, where its reading is not the subject."""
+        deliver(self.lake.settings, self.contract, day, changes)
+        return stage_without_reading(self.lake, self.contract, day, changes)
+
     def publish(self, staged: Staged) -> None:
         publish(self.lake, self.catalog, self.contract, staged, green(self.contract, staged))
 
@@ -318,14 +323,16 @@ def test_deliveries_that_change_nothing_and_red_ones(
     computed.publish(computed.stage(ONE, Change(1, "a", 1.0, ONE), Change(2, "b", 2.0, ONE)))
     assert (computed.rows("people"), computed.rows("numbers")) == ([(2, "b")], [(2, 3.0)])
     a_red_delivery_is_reported_by_its_keys(computed)
+    [table] = [table for table in contract.tables if table.short_name == "merge_rows"]
+    merged = replace(contract, tables=(table,))
     if table_format == "delta":
         a_repair_is_in_the_changes(computed)
+        computed.contract = merged
         rows_deleted_by_vectors_stay_deleted(computed)
     else:
         a_delivery_without_a_change_and_one_that_is_applied_have_a_number(computed)
         # The files of the other tables are compared.
-        [table] = [table for table in contract.tables if table.short_name == "merge_rows"]
-        computed.contract = replace(contract, tables=(table,))
+        computed.contract = merged
         with monkeypatch.context() as patched:
             patched.setattr(recording, "find_changed_rows", not_called)
             a_changed_row_is_recorded_as_planned(computed)
@@ -379,7 +386,7 @@ def a_changed_row_is_recorded_as_planned(computed: ComputedSet) -> None:
 def a_plan_that_does_not_add_up_is_not_taken(computed: ComputedSet, monkeypatch: pytest.MonkeyPatch) -> None:
     """A part of the planned changes is lost: the files are compared, and their rows are recorded."""
     lake, table = computed.lake, computed.contract.table("merge_rows")
-    staged = computed.stage(FIFTH, Change(1, "d", 4.0, FIFTH), Change(9, "e", 5.0, FIFTH))
+    staged = computed.stage_without_reading(FIFTH, Change(1, "d", 4.0, FIFTH), Change(9, "e", 5.0, FIFTH))
     changes = f"{Ledger(computed.catalog).history(table.name)[0].location}/{CHANGES_FOLDER}"
     ending = f"-{get_state(lake, table.name, staged.ref).snapshot_id}"
     [folder] = [f"{changes}/{name}" for name in lake.stores.folders(changes) if name.endswith(ending)]
@@ -403,7 +410,7 @@ def files_without_changed_rows_stay(computed: ComputedSet, monkeypatch: pytest.M
         return {row["id"]: row[FILE] for row in lake.table(table.name, ref).select("id", FILE).collect()}
 
     def find_rewritten(change: Change) -> list[int]:
-        staged = computed.stage(SIXTH, change)
+        staged = computed.stage_without_reading(SIXTH, change)
         files = list_files(staged.ref)
         drop_staging_location(lake, computed.contract, staged.ref)
         return [number for number, file in before.items() if files[number] != file]
@@ -441,13 +448,19 @@ def rows_deleted_by_vectors_stay_deleted(computed: ComputedSet) -> None:
     lake, table = computed.lake, computed.contract.table("merge_rows")
     location = table_location(lake.settings, table)
     # Several rows in the file of the deleted one; otherwise Delta would remove the file.
-    computed.publish(computed.stage(THIRD, *(Change(number, "e", 5.0, THIRD) for number in (4, 5, 6, 7, 8))))
+    computed.publish(
+        computed.stage_without_reading(
+            THIRD, *(Change(number, "e", 5.0, THIRD) for number in (4, 5, 6, 7, 8))
+        )
+    )
     lake.spark.sql(
         f"ALTER TABLE delta.`{location}` SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')"
     )
     lake.spark.sql(f"DELETE FROM delta.`{location}` WHERE id = 4")
     [add] = read_actions(lake, location, "add")
-    computed.publish(computed.stage(FOURTH, *(Change(each, "g", 7.0, FOURTH) for each in (5, 8))))
+    computed.publish(
+        computed.stage_without_reading(FOURTH, *(Change(each, "g", 7.0, FOURTH) for each in (5, 8)))
+    )
     [removed] = read_actions(lake, location, "remove")
     assert (removed["path"], removed["deletionVector"]) == (add["path"], add["deletionVector"])
     rows = lake.spark.read.format("delta").load(location).select("id", "name").collect()
