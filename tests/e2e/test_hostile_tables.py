@@ -1,9 +1,8 @@
 """Every version of the hostile tables reads through the server as Spark reads it directly, the newest in both formats.
 
-All tables on the disk, and of some of every family the newest version in an S3 store. The Python client reads the
-newest version in both formats, and old versions of some tables; our own reader, at the level of the protocol, reads
-every version, and in one format makes the calls the client never makes. The campaign has all of it for all tables.
-The matrix of tables: tests/builders/hostile. Changes and times: test_hostile_changes.py.
+All tables on the disk, and of some of every family the newest version in an S3 store. The Python client reads in both
+formats; our own reader, at the level of the protocol, makes the calls the client never makes. The matrix of tables:
+tests/builders/hostile. Changes and times: test_hostile_changes.py.
 """
 
 import json
@@ -18,7 +17,6 @@ import pyarrow.dataset as ds
 import pytest
 
 from lakeshare_server.errors import LakeshareError
-from tests.builders.campaign import IS_CAMPAIGN
 from tests.builders.canonical import same_frame, same_rows
 from tests.builders.delta_log import local_path, read_state
 from tests.builders.hostile.families import FAMILIES, TABLES
@@ -60,19 +58,18 @@ def test_tables_of_every_family_are_in_the_s3_store() -> None:
     assert stored == {family.__name__ for family in FAMILIES}
 
 
-@pytest.mark.campaign
 @pytest.mark.parametrize("table", READABLE, indirect=True, ids="-".join)
 def test_a_table_reads_as_spark_reads_it(table: ServedTable, subtests: pytest.Subtests) -> None:
     newest = table.judged.latest
-    chosen, other_calls = client_choice(table), table.take_turn(table.plan.formats(newest))
+    chosen = client_choice(table)
     for version, fmt in versions_read(table):
         with subtests.test("a version", version=version, format=fmt):
             answer = table.reader(fmt).snapshot(version=version)
             require_spark_rows(table, answer)
             require_lines_of_log(table, answer)
-            if version == newest and fmt in other_calls:
+            if version == newest:
                 require_same_answers_by_other_calls(table, answer)
-            if (version, fmt) != (newest, chosen) and (version == newest or reads_old_versions(table)):
+            if (version, fmt) != (newest, chosen):
                 require_client_rows(table, version, fmt)
     if chosen is not None:
         with subtests.test("the Python client's own choice of version and format"):
@@ -104,11 +101,6 @@ def versions_read(table: ServedTable) -> list[tuple[int, Format]]:
         for version, fmt in reads
         if newest[fmt] == version or fmt == table.plan.formats(version)[-1]
     ]
-
-
-def reads_old_versions(table: ServedTable) -> bool:
-    """Whether the Python client reads old versions, too: of some tables of every family, in the campaign of all."""
-    return table.plan.on_stores or IS_CAMPAIGN
 
 
 def client_choice(table: ServedTable) -> Format | None:

@@ -1,7 +1,7 @@
 """The recorded matrix behind a real server, from the disk or from a bucket, with the readers of both kinds."""
 
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +11,6 @@ import httpx
 import pandas as pd
 
 from lakeshare_server.catalog import FollowedTables
-from tests.builders.campaign import IS_CAMPAIGN
 from tests.builders.canonical import Rows
 from tests.builders.delta_log import commit
 from tests.builders.hostile.on_s3 import relocated
@@ -89,11 +88,6 @@ class ServedTable:
             return True
         first = commit(self.place, 0)[0].get("commitInfo", {}) if "in_commit" in self.plan.name else {}
         return "inCommitTimestamp" in first
-
-    def take_turn(self, formats: Sequence[Format]) -> tuple[Format, ...]:
-        """One of some formats, another one for the next table; in the campaign all of them."""
-        place = list(TABLES).index(self.plan.name) % max(1, len(formats))
-        return tuple(formats) if IS_CAMPAIGN else tuple(formats[place : place + 1])
 
     def reader(self, fmt: Format, features: frozenset[str] = ALL_FEATURES) -> ProtocolReader:
         """Our own reader of the table, the same for each call: it fetches each file once."""
