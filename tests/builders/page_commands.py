@@ -16,8 +16,8 @@ import pytest
 from lakeshare_pipelines.demo.processes import free_port, sharing_server
 from lakeshare_pipelines.settings import LakeSettings
 from tests.builders.apart import Apart, process_apart
-from tests.builders.shared_spark import SharedSpark, driver_of_all_workers, use_driver
-from tests.builders.spark_apart import SCRIPTS, run_command
+from tests.builders.shared_spark import SharedSpark, driver_of_all_workers
+from tests.builders.spark_apart import SCRIPTS, run_command, use_driver
 
 BLOCK = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
 STEP = re.compile(r"^\$ ((?:.*\\\n)*.*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)

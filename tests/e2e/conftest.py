@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -26,12 +26,11 @@ from tests.builders.hostile.matrix import unpack
 from tests.builders.hostile.on_s3 import copied
 from tests.builders.hostile.place import HostileTable
 from tests.builders.hostile.served import Served, ServedTable, serving
-from tests.builders.shared_spark import SharedSpark, driver_of_all_workers, use_driver
-from tests.builders.spark_apart import run_command
+from tests.builders.shared_spark import SharedSpark, driver_of_all_workers
+from tests.builders.spark_apart import run_command, use_driver
 from tests.integration.s3_server import S3Server
 
 ROOT = Path(__file__).parents[2]
-JOB_DRIVER = ROOT / "tests" / "builders" / "job_driver"
 # Of Chromium.
 BROWSERS = ("chromium", "chromium-browser", "google-chrome-stable")
 BIN = Path(sys.executable).parent
@@ -113,17 +112,12 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DemoLake]:
 
 
 @pytest.fixture(scope="session")
-def driver(demo: DemoLake, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedSpark]:
-    with driver_of_all_workers(demo.settings, tmp_path_factory) as session:
-        yield SharedSpark.of(session)
-
-
-@pytest.fixture(scope="session")
-def apart(demo: DemoLake, driver: SharedSpark) -> Iterator[Apart]:
+def apart(demo: DemoLake, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Apart]:
     """Another process that works on the demo's lake."""
     environment = {name: demo.environment[name] for name in ("LAKESHARE_STATE_DIR", "DAGSTER_HOME")}
-    with process_apart(environment) as process:
-        process(use_driver, driver)
+    driver = driver_of_all_workers(demo.settings, tmp_path_factory)
+    with driver as spark, process_apart(environment) as process:
+        process(use_driver, SharedSpark.of(spark))
         yield process
 
 
@@ -134,13 +128,11 @@ def run(apart: Apart) -> Callable[..., Finished]:
 
 
 @pytest.fixture(scope="session")
-def served(demo: DemoLake, driver: SharedSpark) -> Iterator[Path]:
-    """The profile of the demo's recipient, pointing to a running server, whose jobs use the tests' Spark driver."""
+def served(demo: DemoLake) -> Iterator[Path]:
+    """The profile of the demo's recipient, pointing to a running server."""
     profile = demo.settings.state_dir / "e2e.share"
     patch = pytest.MonkeyPatch()
     patch.setenv("LAKESHARE_STATE_DIR", str(demo.settings.state_dir))
-    patch.setenv("LAKESHARE_TEST_DRIVER", json.dumps(asdict(driver)))
-    patch.setenv("PYTHONPATH", str(JOB_DRIVER))
     with patch.context(), sharing_server(free_port(0), demo.settings.logs_dir / "e2e_server.log") as root:
         given = json.loads(demo.profile.read_text())
         profile.write_text(json.dumps(given | {"endpoint": f"{root}/delta-sharing"}))
