@@ -9,11 +9,16 @@ from html import unescape
 from pathlib import Path
 from typing import Any
 
+import pytest
 from lunr.builder import Builder
 from lunr.index import Index
 from lunr.trimmer import trimmer
 
+from lakeshare_pipelines.file_lock import hold_lock
+from tests.builders.shared_folder import folder_of_all_workers
+
 TAG = re.compile(r"<[^>]+>")
+BUILD_S = 300.0
 
 
 def build_site(folder: Path) -> Path:
@@ -29,6 +34,15 @@ def build_site(folder: Path) -> Path:
     assert built.returncode == 0, built.stderr
     assert "WARNING" not in built.stderr
     return folder
+
+
+def site_of_all_workers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, which the first worker of a test run that needs it builds. Never change it."""
+    folder = folder_of_all_workers(tmp_path_factory)
+    with hold_lock(folder / "site.lock", wait_s=BUILD_S):
+        if not (folder / "site").exists():
+            build_site(folder / "site.new").rename(folder / "site")
+    return folder / "site"
 
 
 class SiteSearch:

@@ -40,6 +40,7 @@ ASYNC = {"delta-sharing-capabilities": "asyncquery=true"}
 # So that responses have pages.
 ONE_FILE = {"LAKESHARE_PAGE_FILES": "1"}
 PATIENCE_S = 60
+PAUSE_S = 0.02
 
 
 @dataclass
@@ -208,7 +209,8 @@ class Reader:
 
     def run(self) -> None:
         for number in itertools.count():
-            if self.is_over.is_set():
+            # Without a pause they would take the processor from the host that starts.
+            if self.is_over.wait(PAUSE_S):
                 return
             url = self.addresses[number % len(self.addresses)]
             try:

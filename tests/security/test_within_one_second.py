@@ -20,6 +20,7 @@ from lakeshare_server.catalog.sharing import (
     revoke,
     revoke_recipient,
 )
+from tests.builders.campaign import IS_CAMPAIGN
 from tests.builders.credentials import OAUTH, Known, a_recipient, ask_token
 from tests.builders.lake_tables import FIRST_DAY
 from tests.builders.server_process import a_host, a_process
@@ -29,6 +30,7 @@ from tests.integration.postgres_server import PostgresServer
 WORKERS = 2
 QUERY = f"{FLIGHTS}/query"
 ONE_SECOND = 1.0
+DEPLOYMENTS = ("workers", "hosts")
 PATIENCE_S = 60
 
 
@@ -36,6 +38,7 @@ PATIENCE_S = 60
 class Workers:
     """A server with two workers, or two hosts with one database, and one connection to each of them."""
 
+    deployment: str
     provider: Provider
     running: Running
     connections: list[httpx.Client]
@@ -52,7 +55,7 @@ class Workers:
         return [answer.text.count('"url"') for answer in answers]
 
 
-@pytest.fixture(scope="module", params=["workers", "hosts"])
+@pytest.fixture(scope="module", params=DEPLOYMENTS)
 def workers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
     folder = tmp_path_factory.mktemp(request.param)
     with ExitStack() as stack:
@@ -68,7 +71,7 @@ def workers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             connections = [httpx.Client(base_url=host[1], timeout=PATIENCE_S, verify=False) for host in hosts]
         for connection in connections:
             stack.callback(connection.close)
-        yield Workers(provider, Running(url, provider.settings.state_dir), connections)
+        yield Workers(request.param, provider, Running(url, provider.settings.state_dir), connections)
         process.terminate()
         process.wait(PATIENCE_S)
 
@@ -146,9 +149,19 @@ CHANGES: dict[str, tuple[int, Callable[[Workers, Known], object]]] = {
 }
 
 
+AUTHENTICATIONS = ("TOKEN", OAUTH)
+
+
+@pytest.mark.campaign
 @pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("authentication", ["TOKEN", OAUTH])
-def test_a_change_is_seen_by_every_worker(workers: Workers, change: str, authentication: str) -> None:
+def test_a_change_is_seen_by_every_worker(workers: Workers, change: str) -> None:
+    """One way to authenticate with workers and the other one with hosts; in the campaign both with both."""
+    turn = (DEPLOYMENTS.index(workers.deployment) + list(CHANGES).index(change)) % len(AUTHENTICATIONS)
+    for authentication in AUTHENTICATIONS if IS_CAMPAIGN else AUTHENTICATIONS[turn : turn + 1]:
+        require_seen(workers, change, authentication)
+
+
+def require_seen(workers: Workers, change: str, authentication: str) -> None:
     status, make = CHANGES[change]
     known = a_recipient(workers.provider, f"{change} {authentication}".replace(" ", "-"), authentication)
     token = known.secret
@@ -173,24 +186,29 @@ def test_a_new_rule_is_seen_by_every_worker(workers: Workers) -> None:
     assert took_s < ONE_SECOND
 
 
-@pytest.mark.parametrize("ending", ["token", "recipient", "grant"])
-def test_an_end_that_was_set_before_is_kept_by_every_worker(workers: Workers, ending: str) -> None:
-    known = a_recipient(workers.provider, f"ending-{ending}")
-    ends_at = datetime.now(UTC) + timedelta(seconds=1)
-    if ending == "token":
-        with editing(workers.provider.catalog, "tests") as edit:
-            token = rotate_token(edit, known.state.name, expires_at=ends_at).secret
-    else:
-        token = known.secret
-        if ending == "recipient":
+def test_an_end_that_was_set_before_is_kept_by_every_worker(workers: Workers) -> None:
+    """That of a token, of a recipient and of a grant."""
+    waiting: dict[str, tuple[str, datetime]] = {}
+    for ending in ("token", "recipient", "grant"):
+        known = a_recipient(workers.provider, f"ending-{ending}")
+        token, ends_at = known.secret, datetime.now(UTC) + timedelta(seconds=1)
+        if ending == "token":
+            with editing(workers.provider.catalog, "tests") as edit:
+                token = rotate_token(edit, known.state.name, expires_at=ends_at).secret
+        elif ending == "recipient":
             edited(workers, alter_recipient, known.state.name, expires_at=ends_at)
         else:
             edited(workers, grant, "flights", recipient=known.state.name, ends_at=ends_at)
-    status = 404 if ending == "grant" else 401
-    assert 200 in workers.statuses(token)
-    while workers.statuses(token) != [status] * WORKERS:
-        assert (datetime.now(UTC) - ends_at).total_seconds() < ONE_SECOND
-    assert datetime.now(UTC) >= ends_at
+        assert 200 in workers.statuses(token)
+        waiting[ending] = token, ends_at
+    while waiting:
+        for ending, (token, ends_at) in list(waiting.items()):
+            status = 404 if ending == "grant" else 401
+            if workers.statuses(token) == [status] * WORKERS:
+                assert datetime.now(UTC) >= ends_at
+                del waiting[ending]
+            else:
+                assert (datetime.now(UTC) - ends_at).total_seconds() < ONE_SECOND
 
 
 def test_a_limit_holds_for_all_workers_together(workers: Workers) -> None:

@@ -1,4 +1,7 @@
-"""Debian's Chromium, driven by Playwright; what it showed is kept in `screenshots/` beside this file."""
+"""Debian's Chromium, driven by Playwright; pages with faults are kept in `screenshots/` beside this file.
+
+LAKESHARE_WRITE_SNAPSHOTS=1 keeps all pages there: pictures are a sixth of the time of these tests.
+"""
 
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -65,23 +68,26 @@ def page(tab: Page) -> Iterator[Page]:
 
 @pytest.fixture
 def seen(page: Page) -> Callable[[str], None]:
-    """Keeps how the page looks, light, dark and on a phone, and lets axe judge each of them."""
+    """Lets axe judge how the page looks, light, dark and on a phone; keeps pictures of it."""
 
     def look(name: str) -> None:
         SHOTS.mkdir(exist_ok=True)
-        faults = []
+        keeps_all = os.environ.get(WRITE) == "1"
+        faults: list[str] = []
         for look, (scheme, size) in LOOKS.items():
             page.emulate_media(color_scheme=scheme, reduced_motion="reduce")  # type: ignore[arg-type]
             page.set_viewport_size(size)
-            page.screenshot(path=SHOTS / f"{name}-{look}.png", full_page=True)
-            if look == "light" and name in SHOWN and os.environ.get(WRITE) == "1":
+            if look == "light" and name in SHOWN and keeps_all:
                 page.screenshot(path=IMAGES / f"{name}.png")
+            before = len(faults)
             found = axe_violations(page, AXE_OPTIONS[look]) if look in AXE_OPTIONS else []
             faults += [f"{look}: {rule['id']}: {node['html']}" for rule in found for node in rule["nodes"]]
             wide = page.evaluate(
                 "document.documentElement.scrollWidth - document.documentElement.clientWidth"
             )
             faults += [f"{look}: {wide} pixels stick out"] if wide > 0 else []
+            if keeps_all or len(faults) > before:
+                page.screenshot(path=SHOTS / f"{name}-{look}.png", full_page=True)
         page.set_viewport_size(DESKTOP)
         page.emulate_media(color_scheme="light")
         assert faults == []

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.builders.documentation_site import build_site
+from tests.builders.documentation_site import site_of_all_workers
 
 SENTENCE = "Live files have columns in a narrower type than the table"
 
@@ -21,7 +21,7 @@ class QuietHandler(SimpleHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_site(tmp_path_factory.mktemp("docs") / "site")
+    return site_of_all_workers(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 
 from tests.builders import error_reference as errors
 from tests.builders import reference_pages as reference
-from tests.builders.documentation_site import SiteSearch, build_site
+from tests.builders.documentation_site import SiteSearch, site_of_all_workers
 
 ROOT = Path(__file__).parents[3]
 REMOTE = re.compile(
@@ -20,7 +20,7 @@ REMOTE = re.compile(
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The built site."""
-    return build_site(tmp_path_factory.mktemp("docs") / "site")
+    return site_of_all_workers(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
