@@ -20,6 +20,7 @@ from lakeshare_pipelines.spark import session as driver_session
 from lakeshare_pipelines.spark.jars import AZURE_JARS, GCS_JARS, JDBC_JARS, S3_JARS
 from lakeshare_pipelines.spark.session import keep_functions, open_session, stop_session
 from lakeshare_pipelines.wap.staged import Lake
+from tests.builders.shared_folder import folder_of_all_workers
 
 START_S = 300.0
 # Delta reads the state of a table by a job at each of its versions; those of tests have some lines.
@@ -82,10 +83,7 @@ def driver_of_all_workers(
 
     The first worker that needs it starts it by its settings, and stops it when the others have ended.
     """
-    folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent  # the run's; that of a worker is in it
-    folder, started_here = folder / "spark", False
+    folder, started_here = folder_of_all_workers(tmp_path_factory) / "spark", False
     folder.mkdir(exist_ok=True)
     address = folder / "driver.json"
     with (folder / "users").open("a") as users:

@@ -22,7 +22,6 @@ from lakeshare_pipelines.wap.staged import (
     record_begin,
     save_attempt,
 )
-from tests.builders.iceberg_rows import read_iceberg_rows
 
 MODES = ("append", "merge", "scd2", "replace")
 COLUMNS = """\
@@ -221,7 +220,7 @@ def read_main(lake: Lake, contract: SetContract, short_name: str) -> list[Row]:
     """The rows of a table on main."""
     table = contract.table(short_name)
     if table.format == "iceberg":
-        return rows_of(tuple(row.values()) for row in read_iceberg_rows(lake, table.name))
+        return rows_of(lake.table(table.name).collect())
     opened = lake.open_delta(table_location(lake.settings, table))
     assert opened is not None
     columns = [column.name for column in table.columns]
