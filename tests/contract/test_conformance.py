@@ -32,6 +32,7 @@ def profiles(provider: Provider, tmp_path: Path) -> ModelRecipients:
     return share_model_tables(provider, tmp_path, SharedTable("lake", "flights", "lake.flights"))
 
 
+@pytest.mark.campaign
 def test_our_server_keeps_every_promise_of_the_protocol(
     provider: Provider,
     profiles: ModelRecipients,

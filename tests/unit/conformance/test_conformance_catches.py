@@ -88,6 +88,7 @@ def run_with(
     return run_cases(select_cases(names), ground)
 
 
+@pytest.mark.campaign
 def test_every_case_passes_on_a_server_that_keeps_the_protocol(
     server: ModelServer, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
