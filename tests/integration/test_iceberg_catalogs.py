@@ -1,6 +1,6 @@
 """Sets in Iceberg catalogs other than Nessie, staged on branches of their tables: the promises of test_publication.py.
 
-In a SQL catalog on PostgreSQL. What does not depend on the catalog is repeated in the campaign only.
+In a SQL catalog on PostgreSQL.
 """
 
 import pytest
@@ -9,7 +9,6 @@ from lakeshare_pipelines.errors import IcebergCatalogError
 from lakeshare_pipelines.share.publication import publish
 from lakeshare_pipelines.wap.stage import staging_for
 from tests.builders.applied_changes import applied
-from tests.builders.campaign import IS_CAMPAIGN
 from tests.builders.canonical import Rows, same_rows
 from tests.builders.promised_sets import a_promising_contract, created
 from tests.builders.sets import a_contract, orders
@@ -27,19 +26,17 @@ def published_set(jdbc_lake, catalog, tmp_path, request) -> PublishedSet:
     return PublishedSet(jdbc_lake, catalog, a_contract(tmp_path / "contracts", name, "iceberg"))
 
 
-@pytest.mark.campaign
 def test_a_set_is_published_whole_when_its_audit_is_green_and_not_at_all_when_it_is_red(published_set):
     story.every_table_gets_its_first_number_once(published_set)
-    if IS_CAMPAIGN:
-        story.the_same_delivery_again_changes_nothing(published_set)
+    story.the_same_delivery_again_changes_nothing(published_set)
     staged = story.a_red_audit_changes_nothing_and_masks_personal_columns(published_set)
     story.a_repaired_staged_set_is_audited_again_and_published(published_set, staged)
     story.an_abandoned_staged_set_is_dropped_and_nothing_else(published_set)
     story.a_corrected_delivery_replaces_its_partition_only(published_set)
-    if IS_CAMPAIGN:
-        story.a_transform_reads_each_number_with_its_rows(published_set)
+    story.a_transform_reads_each_number_with_its_rows(published_set)
     story.rows_written_after_the_audit_are_not_published(published_set)
     published_set.require_spark_reads_the_same()
+    # Tables on a disk are served by their own host.
     story.recipients_read_what_spark_reads(published_set, published_set.lake.settings.state_dir)
 
 
