@@ -10,13 +10,13 @@ from pydantic import (
     BeforeValidator,
     Field,
     SecretStr,
-    StringConstraints,
     ValidationError,
 )
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from lakeshare_server.locations import parse_lake_location
 from lakeshare_server.telemetry.logs import LogFormat
+from lakeshare_server.yaml_documents import written_as
 
 
 def _absolute(path: Path) -> Path:
@@ -44,7 +44,9 @@ LakeLocation = Annotated[
     str, BeforeValidator(str), AfterValidator(lambda text: parse_lake_location(text).location)
 ]
 # Without a query or a password: the value is shown in messages and put before the paths of URLs.
-Endpoint = Annotated[str, StringConstraints(pattern=r"^https?://[^/?#@\s]+(/[^?#\s]*)?$")]
+Endpoint = Annotated[
+    str, written_as(r"^https?://[^/?#@\s]+(/[^?#\s]*)?$", "https://HOST, with a port or a path")
+]
 
 
 class StoreSettings(BaseSettings):

@@ -6,8 +6,8 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Iterator
-from functools import cache, wraps
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +15,6 @@ import psutil
 import pytest
 import typer.main
 from _pytest.unraisableexception import gc_collect_iterations_key
-from pydantic.fields import FieldInfo
-from pydantic_settings import EnvSettingsSource
 from sqlalchemy import Engine
 from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 from sqlalchemy.util import LRUCache
@@ -58,27 +56,6 @@ COMPILED: LRUCache[Any, Any] = LRUCache(5_000)
 Engine._compiled_cache = property(lambda _: COMPILED, lambda _engine, _own: None)
 SQLiteDialect_pysqlite.__hash__ = lambda self: hash(type(self))
 SQLiteDialect_pysqlite.__eq__ = lambda self, other: type(self) is type(other)
-
-
-# A process makes its settings once; the tests make them thousands of times. Most of that went into the types of all
-# fields, which do not change.
-def _read_field_once(method: Callable[..., Any]) -> Callable[..., Any]:
-    known: dict[tuple[object, ...], tuple[FieldInfo, Any]] = {}
-
-    @wraps(method)
-    def read(source: EnvSettingsSource, field: FieldInfo, *others: Any) -> Any:
-        if len(others) > 1:  # a field of a nested model
-            return method(source, field, *others)
-        key = (id(field), source.env_prefix, *others)
-        if key not in known:
-            known[key] = field, method(source, field, *others)  # with the field, whose id is its own so long
-        return known[key][1]
-
-    return read
-
-
-for _name in ("_extract_field_info", "_field_is_complex"):
-    setattr(EnvSettingsSource, _name, _read_field_once(getattr(EnvSettingsSource, _name)))
 
 # Modules and collected tests stay to the end. Looking for garbage among them took a third of the collection's time, a
 # sixth of the tests' and seconds at the end.

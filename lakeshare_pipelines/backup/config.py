@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
-from lakeshare_pipelines.backup.stores import StoreAddress
+from lakeshare_pipelines.backup.stores import AccountId, StoreAddress
 from lakeshare_pipelines.errors import BackupError
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_server.yaml_documents import (
@@ -21,6 +21,7 @@ from lakeshare_server.yaml_documents import (
 )
 
 GIB = 1024**3
+RoleArn = Annotated[str, written_as(r"^arn:[a-z-]+:iam::\d{12}:role/.+", "arn:aws:iam::ACCOUNT:role/NAME")]
 REFERENCE = "docs/reference/backup.md"
 COPY_LIMIT_BYTES = 5 * GIB  # The largest object that one CopyObject request copies (5,368,709,120 bytes)
 
@@ -115,10 +116,8 @@ class Lock(BaseModel, frozen=True, extra="forbid"):
 class Batch(BaseModel, frozen=True, extra="forbid"):
     """S3 Batch Operations, for the engine `aws_batch`."""
 
-    account: Annotated[str, Field(pattern=r"^\d{12}$", description="The account jobs run in: the target's.")]
-    role_arn: Annotated[
-        str, Field(pattern=r"^arn:[a-z-]+:iam::\d{12}:role/.+", description="The role that copies.")
-    ]
+    account: Annotated[AccountId, Field(description="The account jobs run in: the target's.")]
+    role_arn: Annotated[RoleArn, Field(description="The role that copies.")]
     endpoint: str | None = Field(None, description="URL of s3control, for a stand-in; AWS by default.")
     priority: int = Field(10, ge=0, le=2**31 - 1)
     confirm: bool = Field(False, description="Jobs wait until a person confirms them.")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from tempfile import SpooledTemporaryFile
-from typing import IO, Any, Literal, Protocol, cast
+from typing import IO, Annotated, Any, Literal, Protocol, cast
 
 from pydantic import BaseModel, Field, field_validator
 
@@ -25,8 +25,10 @@ from lakeshare_server.storage import s3
 from lakeshare_server.storage.s3 import KeyChain, NoKeys, S3Refused, S3Unreachable
 from lakeshare_server.storage.sigv4 import AwsKeys
 from lakeshare_server.storage.stores import NO_SUCH_NAME, NOT_ALLOWED, UNFINISHED, walk_files, write_file
+from lakeshare_server.yaml_documents import written_as
 
 FOLDER = "folder"
+AccountId = Annotated[str, written_as(r"^\d{12}$", "the 12 digits of an AWS account, in quotes")]
 
 
 class StoreAddress(BaseModel, frozen=True, extra="forbid"):
@@ -41,9 +43,7 @@ class StoreAddress(BaseModel, frozen=True, extra="forbid"):
     profile: str | None = Field(
         None, description="Profile of the AWS configuration files; boto3's usual credentials by default."
     )
-    account: str | None = Field(
-        None, pattern=r"^\d{12}$", description="Account that must own the bucket (AWS)."
-    )
+    account: AccountId | None = Field(None, description="Account that must own the bucket (AWS).")
 
     @field_validator("url")
     @classmethod

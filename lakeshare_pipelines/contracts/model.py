@@ -65,9 +65,7 @@ FirstKey = Annotated[
 ]
 Dotted = Annotated[str, written_as(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$", "names with dots between them")]
 Tag = Annotated[str, written_as(r"^[A-Za-z_][\w.-]*(:[A-Za-z_][\w.-]*)?$", "an element's name without <>")]
-Property = Annotated[
-    str, written_as(r"^[A-Za-z_][A-Za-z0-9_.-]*$", "letters, digits, _.-, a letter or _ first")
-]
+Property = Annotated[str, written_as(r"^[A-Za-z_][A-Za-z0-9_.-]*$", "letters, digits, _.-, a letter first")]
 
 Date = Annotated[
     dt.date,

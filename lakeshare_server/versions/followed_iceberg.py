@@ -507,7 +507,7 @@ class FollowedSnapshots(LedgerVersions):
             known = before if is_latest else None
             if known is not None and known.pointer.mark == pointer.mark:
                 return ObservedState(pointer, known.newest)
-            history = self._read_history(pointer, has_earlier_states=latest is not None)
+            history = self._read_history(pointer, latest)
             if history is None:
                 break
             require_same_table(history, self._identity, self._stores, self._observation.source.root)
@@ -524,7 +524,7 @@ class FollowedSnapshots(LedgerVersions):
         # Without a mark, so that the next call reads the table.
         return ObservedState(Pointer(latest.metadata_location, "", latest.nessie_hash), latest)
 
-    def _read_history(self, pointer: Pointer, *, has_earlier_states: bool) -> TableHistory | None:
+    def _read_history(self, pointer: Pointer, latest: Publication | None) -> TableHistory | None:
         """The states in the metadata; None while its file is written, because the last state is current until then.
 
         Waits for the file, for up to `WRITTEN_WITHIN_S`, where the table has no earlier states.
@@ -536,7 +536,7 @@ class FollowedSnapshots(LedgerVersions):
                 file = self._stores.head(pointer.metadata_location)
                 if file is None or abs(time.time() - file.modified_ms / 1000) > WRITTEN_WITHIN_S:
                     raise
-                if has_earlier_states:
+                if latest is not None and latest.metadata_location is not None:
                     return None
             time.sleep(READ_AGAIN_S)
 

@@ -3,10 +3,11 @@
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 
@@ -25,9 +26,30 @@ from lakeshare_pipelines.backup.model import (
 )
 from lakeshare_pipelines.backup.points import Points
 from lakeshare_pipelines.backup.stores import StoreAddress, open_store
+from lakeshare_pipelines.settings import LakeSettings
+from lakeshare_server.catalog import Catalog, open_catalog
+from tests.builders.kept_folder import KeptFolder
 
 DAY = "2026-11-20"
 MUTABLE = re.compile(r"_last_checkpoint|version-hint\.text|_SUCCESS|\..*\.crc")
+
+
+@dataclass(frozen=True)
+class KeptPoint:
+    """A point of the folder `lake` in a folder that is put back before each test."""
+
+    folder: KeptFolder
+    backup: Backup
+    point: Point
+
+    @classmethod
+    def of(cls, folder: Path) -> Self:
+        backup = a_backup(folder / "lake", folder / "backups")
+        return cls(KeptFolder(folder), backup, a_point(backup, folder / "held"))
+
+    def put_back(self) -> tuple[LakeSettings, Catalog]:
+        settings = LakeSettings(_env_file=None, state_dir=self.folder.put_back() / "state")
+        return settings, open_catalog(settings.catalog_url)
 
 
 def a_backup(source: Path, target: Path) -> Backup:

@@ -17,9 +17,8 @@ from lakeshare_pipelines.backup.restore.tables import PointRestore
 from lakeshare_pipelines.backup.stores import StoreAddress
 from lakeshare_pipelines.errors import BackupError
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_server.catalog import Catalog, open_catalog
-from tests.builders.backup_points import DAY, a_backup, a_point
-from tests.builders.kept_folder import KeptFolder
+from lakeshare_server.catalog import Catalog
+from tests.builders.backup_points import DAY, KeptPoint
 from tests.builders.lake_tables import a_delta_table, append_delta, some_rows
 
 TABLE = "sales/orders"
@@ -50,21 +49,18 @@ class Scene:
 
 
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> tuple[KeptFolder, Backup, Point]:
+def kept(tmp_path_factory: pytest.TempPathFactory) -> KeptPoint:
     folder = tmp_path_factory.mktemp("scene")
     root = a_delta_table(folder / "lake" / TABLE)
     for days in (1, 2, 3):
         append_delta(root, some_rows(days=days))
     DeltaTable(root).create_checkpoint()
-    backup = a_backup(folder / "lake", folder / "backups")
-    return KeptFolder(folder), backup, a_point(backup, folder / "held")
+    return KeptPoint.of(folder)
 
 
 @pytest.fixture
-def scene(kept: tuple[KeptFolder, Backup, Point]) -> Scene:
-    folder, backup, point = kept
-    settings = LakeSettings(_env_file=None, state_dir=folder.put_back() / "state")
-    return Scene(folder.path, settings, open_catalog(settings.catalog_url), backup, point)
+def scene(kept: KeptPoint) -> Scene:
+    return Scene(kept.folder.path, *kept.put_back(), kept.backup, kept.point)
 
 
 def test_a_deleted_table_is_the_same_table_again(scene: Scene) -> None:

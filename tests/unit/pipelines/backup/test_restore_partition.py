@@ -14,9 +14,8 @@ from lakeshare_pipelines.backup.restore.copies import RestoreRecord
 from lakeshare_pipelines.backup.restore.tables import PointRestore
 from lakeshare_pipelines.errors import BackupError
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_server.catalog import Catalog, open_catalog
-from tests.builders.backup_points import a_backup, a_point
-from tests.builders.kept_folder import KeptFolder
+from lakeshare_server.catalog import Catalog
+from tests.builders.backup_points import KeptPoint
 from tests.builders.lake_tables import a_delta_table, append_delta, some_rows
 
 FIRST, SECOND = "2013-01-01", "2013-01-02"
@@ -45,24 +44,18 @@ class Scene:
 
 
 @pytest.fixture(scope="module", params=["commits", "checkpoint"])
-def kept(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[KeptFolder, Backup, Point]:
+def kept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> KeptPoint:
     folder = tmp_path_factory.mktemp(request.param)
     root = a_delta_table(folder / "lake" / "flights")
     append_delta(root, some_rows(days=2))
     if request.param == "checkpoint":
         DeltaTable(root).create_checkpoint()
-    backup = a_backup(folder / "lake", folder / "backups")
-    return KeptFolder(folder), backup, a_point(backup, folder / "held")
+    return KeptPoint.of(folder)
 
 
 @pytest.fixture
-def scene(kept: tuple[KeptFolder, Backup, Point]) -> Scene:
-    folder, backup, point = kept
-    settings = LakeSettings(_env_file=None, state_dir=folder.put_back() / "state")
-    root = folder.path / "lake" / "flights"
-    return Scene(root, settings, open_catalog(settings.catalog_url), backup, point)
+def scene(kept: KeptPoint) -> Scene:
+    return Scene(kept.folder.path / "lake" / "flights", *kept.put_back(), kept.backup, kept.point)
 
 
 def test_the_partition_is_what_it_was_and_others_are_what_they_are(scene: Scene) -> None:

@@ -5,8 +5,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lakeshare_pipelines.contracts import load_contracts
+from lakeshare_pipelines.backup.config import Backup
+from lakeshare_pipelines.contracts import SetContract, load_contracts
+from lakeshare_pipelines.contracts.document import get_document
 from lakeshare_pipelines.errors import ContractError
+from lakeshare_server.yaml_documents import FORMS
 from tests.builders.snapshots import check_snapshot
 from tests.unit.pipelines.contracts import test_contract_errors as errors
 from tests.unit.pipelines.contracts import test_contract_inputs as inputs
@@ -285,6 +288,21 @@ def test_refusals(tmp_path: Path) -> None:
     # A regular expression is no remedy.
     assert not [line for line in lines if "match pattern" in line]
     check_snapshot("yaml/contract_refusals.txt", "\n".join(lines))
+
+
+def list_patterns(schema: Any) -> Iterator[str]:
+    if isinstance(schema, dict):
+        if isinstance(schema.get("pattern"), str):
+            yield schema["pattern"]
+        schema = list(schema.values())
+    for part in schema if isinstance(schema, list) else ():
+        yield from list_patterns(part)
+
+
+def test_every_pattern_of_a_document_has_a_form() -> None:
+    schemas = [get_document(SetContract).model_json_schema(), Backup.model_json_schema()]
+    # Dates are parsed; their pattern is for readers of the schema.
+    assert set(list_patterns(schemas)) - set(FORMS) == {r"^\d{4}-\d{2}-\d{2}$"}
 
 
 def test_digests_of_the_shipped_contracts() -> None:

@@ -162,7 +162,7 @@ FAULTS: dict[str, tuple[str, str, str]] = {
     ),
     "per a column it does not have": (per("email"), "names 'email'", "Put it into its columns"),
     "per a column that is there": (per("{column: Email, value: id}"), "has a value for 'Email'", "another name"),
-    "per no property": (per("{column: id, property: \"a'b\"}"), "cannot be \"a'b\"", "a letter or _ first"),
+    "per no property": (per("{column: id, property: \"a'b\"}"), "cannot be \"a'b\"", "a letter first"),
     "per a month": (
         per("{column: day}").replace("open_orders\n    c", "open_orders\n    c"), "transform of day", "own values",
     ),
