@@ -133,7 +133,7 @@ class DeltaStaging:
 
     def _save(self, frame: "DataFrame", location: str, table: Table, run_id: str) -> None:
         metadata = json.dumps(stage.run_properties(self.contract, run_id))
-        # To overwrite, Delta looks for files to remove, which takes two Spark jobs for a new table, too.
+        # To overwrite, Delta looks for files to remove by a Spark job, for a new table, too.
         mode = "overwrite" if any(self.lake.stores.list(f"{location}/{LOG}")) else "error"
         writer = frame.write.format("delta").mode(mode).option("userMetadata", metadata)
         columns = [column for column, _ in table.partition_by]
