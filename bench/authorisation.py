@@ -22,21 +22,8 @@ from bench.server.ours import SCHEMA, new_publication
 from bench.server.processes import Running
 from bench.server.turns import milliseconds, say
 from bench.wide_table import many_files_table
-from lakeshare_server.catalog import (
-    Catalog,
-    DeclaredShare,
-    Ledger,
-    SharedTable,
-    apply_shares,
-    open_catalog,
-)
-from lakeshare_server.catalog.models import (
-    GrantRow,
-    GroupGrantRow,
-    GroupMemberRow,
-    GroupRow,
-    ShareRow,
-)
+from lakeshare_server.catalog import Catalog, DeclaredShare, Ledger, SharedTable, apply_shares, open_catalog
+from lakeshare_server.catalog.models import GrantRow, GroupGrantRow, GroupMemberRow, GroupRow, ShareRow
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.tables import read_delta
 

@@ -44,10 +44,7 @@ IN_SHARE = f"shares/{{share}}/schemas/{SCHEMA}/tables/t1"
 REQUESTS: dict[str, tuple[str, str | None]] = {
     "page of shares": (f"shares?maxResults={PAGE}", None),
     "tables of a share": ("shares/{share}/all-tables", None),
-    WIDE_PAGE: (
-        f"shares/{WIDE}/all-tables?maxResults={PAGE}&pageToken={{middle}}",
-        None,
-    ),
+    WIDE_PAGE: (f"shares/{WIDE}/all-tables?maxResults={PAGE}&pageToken={{middle}}", None),
     "poll": (f"{IN_SHARE}/version", None),
     f"query of {FILES} files": (f"{IN_SHARE}/query", "{}"),
 }

@@ -14,14 +14,7 @@ import tomllib
 from datetime import UTC, datetime
 from pathlib import Path
 
-from deploy.distributions import (
-    LOCK,
-    ROOT,
-    build,
-    format_constraints,
-    make_environment,
-    read_commit_time,
-)
+from deploy.distributions import LOCK, ROOT, build, format_constraints, make_environment, read_commit_time
 from deploy.licenses import LicenseRefused, check_licenses, format_report, read_licenses, read_policy
 
 PROJECT, CHANGELOG = ROOT / "pyproject.toml", ROOT / "CHANGELOG.md"

@@ -48,9 +48,7 @@ class StarterContract(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     name: str | None = Field(
-        None,
-        pattern=r"^[a-z][a-z0-9_]*$",
-        description="Name of the set; the component's folder by default.",
+        None, pattern=r"^[a-z][a-z0-9_]*$", description="Name of the set; the component's folder by default."
     )
     table_format: str = Field("iceberg", pattern="^(iceberg|delta)$", description="iceberg or delta.")
 

@@ -46,7 +46,7 @@ class LakeSettings(StateSettings):
         default_factory=lambda: (
             Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lakeshare"
         ),
-        description="Folder of downloaded jars, shared between projects.",
+        description="Folder of downloaded jars and archives of their classes, shared between projects.",
     )
 
     backups_file: AbsolutePath | None = Field(

@@ -254,11 +254,7 @@ DRILL_AGE = Metric(
     "lakeshare_drill_age_seconds", "gauge", "Time since the last drill began.", ("backup",), "pipelines"
 )
 DRILL_SECONDS = Metric(
-    "lakeshare_drill_seconds",
-    "gauge",
-    "Time that the last drill took (RTO).",
-    ("backup",),
-    "pipelines",
+    "lakeshare_drill_seconds", "gauge", "Time that the last drill took (RTO).", ("backup",), "pipelines"
 )
 
 

@@ -73,10 +73,7 @@ class Service:
         self._outage: _Outage | None = None
 
     def call(
-        self,
-        ask: Callable[[], Answer],
-        no_answer: tuple[type[Exception], ...] = (),
-        operation: str = "call",
+        self, ask: Callable[[], Answer], no_answer: tuple[type[Exception], ...] = (), operation: str = "call"
     ) -> Answer:
         """Returns the result of `ask`, or raises its error; `operation` is for metrics.
 

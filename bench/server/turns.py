@@ -4,14 +4,16 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from statistics import median
+from typing import TypeVar
 
+Measured = TypeVar("Measured")
 BEGAN = time.monotonic()
 
 
-def by_turns(turns: int, works: Mapping[str, Callable[[], float]]) -> dict[str, list[float]]:
+def by_turns(turns: int, works: Mapping[str, Callable[[], Measured]]) -> dict[str, list[Measured]]:
     """What each of the works gives in each turn; each turn begins with another of them."""
     names = list(works)
-    given: dict[str, list[float]] = {name: [] for name in names}
+    given: dict[str, list[Measured]] = {name: [] for name in names}
     for turn in range(turns):
         first = turn % len(names)
         for name in names[first:] + names[:first]:

@@ -65,10 +65,7 @@ def write_project(folder: Path) -> list[str]:
     if taken:
         hint = f"It holds {', '.join(taken)}, which would be replaced: give an empty folder, or move them."
         raise BadRequest("FOLDER", str(folder), hint)
-    values = {
-        "name": to_words(folder.resolve().name).replace("_", "-") or "lake",
-        "short_runs": SHORT_RUNS,
-    }
+    values = {"name": to_words(folder.resolve().name).replace("_", "-") or "lake", "short_runs": SHORT_RUNS}
     templates = files("lakeshare_pipelines") / "cli" / "templates"
     (folder / "contracts").mkdir(parents=True, exist_ok=True)
     for name, template in TEMPLATES.items():

@@ -69,12 +69,7 @@ def find_oldest_kept(ledger: Ledger, table: Table, now: datetime) -> int | None:
 
 
 def list_removable_snapshots(
-    lake: Lake,
-    ledger: Ledger,
-    table: Table,
-    latest: Publication,
-    oldest: int,
-    state: TableState,
+    lake: Lake, ledger: Ledger, table: Table, latest: Publication, oldest: int, state: TableState
 ) -> list[int]:
     """The snapshots in an Iceberg table's metadata that no publication from the number `oldest` on pins.
 

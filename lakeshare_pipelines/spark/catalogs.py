@@ -194,11 +194,7 @@ def _make_jdbc_conf(database: sqlalchemy.URL) -> dict[str, str]:
     if database.get_backend_name() == "sqlite":
         return {**tables, "uri": f"jdbc:sqlite:{database.database}"}
     place = sqlalchemy.URL.create(
-        "postgresql",
-        host=database.host,
-        port=database.port,
-        database=database.database,
-        query=database.query,
+        "postgresql", host=database.host, port=database.port, database=database.database, query=database.query
     )
     conf = {**tables, "uri": f"jdbc:{place.render_as_string()}"}
     named = {"jdbc.user": database.username, "jdbc.password": database.password}

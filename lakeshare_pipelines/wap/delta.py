@@ -645,11 +645,7 @@ def find_other_features(protocol: Mapping[str, Any]) -> list[str]:
 
 
 def write_commit(
-    stores: Stores,
-    root: str,
-    version: int,
-    actions: Sequence[Mapping[str, Any]],
-    info: Mapping[str, Any],
+    stores: Stores, root: str, version: int, actions: Sequence[Mapping[str, Any]], info: Mapping[str, Any]
 ) -> bool:
     """Write a commit of a log with its commit info (Delta's PROTOCOL.md, "Delta Log Entries"); False if it exists."""
     lines = [{"commitInfo": {"timestamp": time_ms(), **info}}, *actions]

@@ -174,11 +174,7 @@ def _select_partitions(
 
 
 def open_table(
-    lake: Lake,
-    ledger: Ledger,
-    name: str,
-    version: int | None = None,
-    partitions: Sequence[str] | None = None,
+    lake: Lake, ledger: Ledger, name: str, version: int | None = None, partitions: Sequence[str] | None = None
 ) -> LakeshareTable:
     """A published table at a number, or at its newest one; of `partitions`, by keys of its set, or all rows.
 

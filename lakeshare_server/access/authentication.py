@@ -338,11 +338,7 @@ class AdminIssuer:
 
 class AdminAuthenticator:
     def __init__(
-        self,
-        catalog: Catalog,
-        settings: ServerSettings,
-        verifier: Issuers,
-        brute_force: BruteForceProtection,
+        self, catalog: Catalog, settings: ServerSettings, verifier: Issuers, brute_force: BruteForceProtection
     ) -> None:
         issuer = settings.admin_oidc_issuer
         self._issuer = None if issuer is None else AdminIssuer(issuer, settings)

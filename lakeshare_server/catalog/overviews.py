@@ -255,8 +255,7 @@ def find_objects(session: Session, share: str, text: str = "", after: str = "") 
     """A page of the tables of a share whose path or table contains the text; raises NotFound."""
     alias = SchemaRow.name_key + "." + SharedTableRow.name_key
     own = OBJECTS.where(
-        ShareRow.key == find_share_row(session, share).key,
-        *_contains(text, alias, SharedTableRow.lake_table),
+        ShareRow.key == find_share_row(session, share).key, *_contains(text, alias, SharedTableRow.lake_table)
     )
     rows, following = _page(session, own, alias, after, lambda row: f"{row[1].name_key}.{row[2].name_key}")
     return Page([object_from_row(row, schema.name, parent) for parent, schema, row in rows], following)

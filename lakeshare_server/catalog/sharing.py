@@ -486,13 +486,7 @@ def _new_row(edit: Edit, table: SharedTable, schema: SchemaRow) -> SharedTableRo
 
 
 def alter_table(
-    edit: Edit,
-    share: str,
-    schema: str,
-    name: str,
-    *,
-    revision: int | None = None,
-    **changes: Any,
+    edit: Edit, share: str, schema: str, name: str, *, revision: int | None = None, **changes: Any
 ) -> SharedTable:
     """Changes the fields that are given; the table keeps its id. `revision` is the share's.
 

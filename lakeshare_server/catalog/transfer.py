@@ -171,10 +171,7 @@ def _write_archive(archive: zipfile.ZipFile, connection: Connection, report: Rep
                     report(f"{table.name}: {rows:,} rows")
         tables.append(ExportedTable(name=table.name, rows=rows, sha256=digest.hexdigest()))
     manifest = ExportManifest(
-        lakeshare=version("lakeshare"),
-        revision=revision,
-        exported_at=datetime.now(UTC),
-        tables=tuple(tables),
+        lakeshare=version("lakeshare"), revision=revision, exported_at=datetime.now(UTC), tables=tuple(tables)
     )
     archive.writestr(MANIFEST, manifest.model_dump_json(indent=1))
     return manifest

@@ -192,11 +192,7 @@ def queue_event(
 
 
 def resend_deliveries(
-    edit: Edit,
-    webhook_id: str,
-    event_ids: Sequence[str],
-    retry_for: timedelta,
-    recipient: str | None = None,
+    edit: Edit, webhook_id: str, event_ids: Sequence[str], retry_for: timedelta, recipient: str | None = None
 ) -> int:
     """Queues dead deliveries again, by default all of a webhook; returns their number. Raises NotFound."""
     webhook = get_webhook(edit.session, webhook_id, recipient)

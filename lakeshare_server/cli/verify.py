@@ -301,11 +301,7 @@ class _Downloads:
     """Downloads files beside each other, and compares their bytes with the evidence."""
 
     def __init__(
-        self,
-        client: "SharingClient",
-        response_format: str,
-        result: VerificationResult,
-        progress: "_Progress",
+        self, client: "SharingClient", response_format: str, result: VerificationResult, progress: "_Progress"
     ) -> None:
         self._client, self._response_format = client, response_format
         self._result, self._progress = result, progress

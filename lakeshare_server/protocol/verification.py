@@ -59,10 +59,7 @@ class Statement:
         mode = (inner.get("configuration") or {}).get(COLUMN_MAPPING, "none")
         pairs: dict[str, tuple[object, object]] = {
             "table id": (signed["table"].get("id"), inner.get("id")),
-            "schema": (
-                signed["schema"].get(response_format),
-                digest_text(str(inner.get("schemaString"))),
-            ),
+            "schema": (signed["schema"].get(response_format), digest_text(str(inner.get("schemaString")))),
             "partition columns": (signed.get("partitionColumns"), inner.get("partitionColumns")),
         }
         if response_format == "delta":

@@ -338,9 +338,7 @@ def redeem_activation(
 
 
 policies_router = APIRouter(
-    tags=["federation policies"],
-    prefix="/recipients/{recipient}/federation-policies",
-    route_class=AdminRoute,
+    tags=["federation policies"], prefix="/recipients/{recipient}/federation-policies", route_class=AdminRoute
 )
 
 
@@ -371,12 +369,7 @@ def look_at_policy(request: LookDep, recipient: str, policy: str) -> Content:
 
 
 @policies_router.patch("/{policy}", response_model=bodies.FederationPolicyInfo)
-def alter_policy(
-    request: ShareDep,
-    recipient: str,
-    policy: str,
-    given: bodies.PutPolicy,
-) -> Content:
+def alter_policy(request: ShareDep, recipient: str, policy: str, given: bodies.PutPolicy) -> Content:
     """Replace a policy."""
     if given.name.lower() != policy.lower():
         raise BadRequest("name", given.name, f"The policy is {policy}; policies keep their names.")

@@ -33,6 +33,7 @@ from lakeshare_server.catalog import (
     Access,
     Allowances,
     AsyncQueries,
+    AuditEvent,
     AuditLog,
     Catalog,
     Credentials,
@@ -210,21 +211,15 @@ class AppState:
         return other
 
 
-@dataclass
-class AuditRecord:
-    """The fields of a request's audit event, filled in while it is handled."""
+UNKNOWN = "unknown"
 
-    request_id: str
-    action: str = "unknown"
-    recipient: str | None = None
-    principal: str | None = None
-    object_name: str | None = None
-    error_code: str | None = None
-    version: int | None = None
-    files: int | None = None
-    size_bytes: int | None = None
-    rows: int | None = None
-    details: dict[str, Any] | None = None
+
+# Not frozen: it is filled in while the request is handled.
+@dataclass(kw_only=True)
+class AuditRecord(AuditEvent):
+    """A request's audit event, and what else metrics and traces need to know of the request."""
+
+    action: str = UNKNOWN
     access: Access | None = None
     credential: str = "none"
     traceparent: str | None = None

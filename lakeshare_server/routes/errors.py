@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lakeshare_server.access.rate_limit import RecipientLimits, TrustedProxies
-from lakeshare_server.catalog import AuditEvent, AuditLog
+from lakeshare_server.catalog import AuditLog
 from lakeshare_server.catalog.audit import Kind
 from lakeshare_server.errors import (
     ASK_PROVIDER,
@@ -35,7 +35,7 @@ from lakeshare_server.errors import (
     Unserveable,
 )
 from lakeshare_server.metrics import FinishedRequest, RequestMetrics
-from lakeshare_server.routes.context import AuditRecord
+from lakeshare_server.routes.context import UNKNOWN, AuditRecord
 from lakeshare_server.routes.health import WATCHED_PATHS, Trace
 from lakeshare_server.routes.responses import error_response, iceberg_error
 from lakeshare_server.settings import ICEBERG_PATH
@@ -43,8 +43,8 @@ from lakeshare_server.telemetry.logs import REQUEST_ID
 
 BROKEN_OFF = "CONNECTION_LOST"
 FULL_S = 0.1
-# Fields of the record that the event does not have.
-UNRECORDED = frozenset({"access", "credential", "traceparent"})
+# What these name is a path, which may hold a secret.
+UNTRACED = frozenset({"read_file", UNKNOWN})
 NO_RESPONSE = 499  # as web servers log a client that disconnected before its response
 
 _log = logging.getLogger(__name__)
@@ -106,21 +106,21 @@ def _refusal(scope: Scope, error: Unavailable) -> Response:
 
 class _AuditedRequest:
     def __init__(self, scope: Scope, audit: AuditLog, span: Trace) -> None:
-        self.audit_record = AuditRecord(f"{random.getrandbits(128):032x}")
+        request_id = f"{random.getrandbits(128):032x}"
+        self.audit_record = AuditRecord(at=datetime.now(UTC), request_id=request_id, status=NO_RESPONSE)
         self.is_whole = False
         self._scope, self._audit, self._span = scope, audit, span
-        self._status = NO_RESPONSE
         self._written: tuple[Any, ...] | None = None
-        self._began, self._at = time.monotonic(), datetime.now(UTC)
+        self._began = time.monotonic()
         scope.setdefault("state", {})["audit_record"] = self.audit_record
 
     def begin(self, message: Message) -> None:
         """Writes the event durably before the first byte of the response. Raises Unavailable if that fails."""
-        self._status = message["status"]
+        self.audit_record.status = message["status"]
         try:
             self._write("request")
         except OSError as error:
-            self._status, self.audit_record.error_code = 503, "TEMPORARILY_UNAVAILABLE"
+            self.audit_record.status, self.audit_record.error_code = 503, "TEMPORARILY_UNAVAILABLE"
             _log.critical(
                 "request %s is refused, its audit event cannot be written: %s", self.audit_record, error
             )
@@ -132,8 +132,8 @@ class _AuditedRequest:
 
     def fail(self) -> None:
         """Notes an unhandled exception, whose response the framework sends outside of this middleware."""
-        if self._status == NO_RESPONSE:
-            self._status, self.audit_record.error_code = 500, "INTERNAL_ERROR"
+        if self.audit_record.status == NO_RESPONSE:
+            self.audit_record.status, self.audit_record.error_code = 500, "INTERNAL_ERROR"
 
     def trace(self) -> None:
         audit_record = self.audit_record
@@ -143,7 +143,7 @@ class _AuditedRequest:
             audit_record.recipient,
             request_id=audit_record.request_id,
             action=audit_record.action,
-            object=audit_record.object_name if audit_record.action != "read_file" else None,
+            object=audit_record.object_name if audit_record.action not in UNTRACED else None,
             error_code=audit_record.error_code,
             version=audit_record.version,
             files=audit_record.files,
@@ -167,7 +167,7 @@ class _AuditedRequest:
         is_admin = record.principal is not None and record.credential == "none"
         return FinishedRequest(
             action=record.action,
-            status=self._status,
+            status=record.status,
             error=record.error_code or "",
             credential="admin" if is_admin else record.credential,
             recipient=record.recipient or "",
@@ -178,26 +178,22 @@ class _AuditedRequest:
 
     def _outcome(self) -> tuple[Any, ...]:
         record = self.audit_record
-        return self._status, record.error_code, record.files, record.size_bytes, record.rows
+        return record.status, record.error_code, record.files, record.size_bytes, record.rows
 
     def _write(self, kind: Kind) -> None:
-        scope = self._scope
-        fields = {name: value for name, value in vars(self.audit_record).items() if name not in UNRECORDED}
-        if self.audit_record.action == "unknown" and not self.audit_record.object_name:
-            fields["object_name"] = scope["path"]
+        scope, event = self._scope, self.audit_record
+        event.kind, event.elapsed_ms = kind, round((time.monotonic() - self._began) * 1000)
+        if kind == "end":
+            event.at = datetime.now(UTC)
+        if event.action == UNKNOWN and not event.object_name:
+            event.object_name = scope["path"]
         client = scope.get("client")
-        agent = next((value for name, value in scope["headers"] if name == b"user-agent"), None)
-        self._audit.record(
-            AuditEvent(
-                kind=kind,
-                at=datetime.now(UTC) if kind == "end" else self._at,
-                status=self._status,
-                ip=client[0] if client else None,
-                user_agent=agent.decode("latin-1") if agent else None,
-                elapsed_ms=round((time.monotonic() - self._began) * 1000),
-                **fields,
-            )
-        )
+        event.ip = client[0] if client else None
+        for name, value in scope["headers"]:
+            if name == b"user-agent":
+                event.user_agent = value.decode("latin-1") or None
+                break
+        self._audit.record(event)
         self._written = self._outcome()
 
 

@@ -525,10 +525,7 @@ def render_evidence(evidence: Evidence, entries: EntryFile, own: FileIndex | Non
     line: dict[str, Any] = {"envelope": json.loads(evidence.envelope)}
     tree: HashTree | None = None
     if own is None:
-        line["details"] = {
-            "salt": derive_salt(evidence.salt, DETAILS).hex(),
-            "text": entries.header.details,
-        }
+        line["details"] = {"salt": derive_salt(evidence.salt, DETAILS).hex(), "text": entries.header.details}
     else:
         tree = _make_tree(entries, derive_salt(evidence.salt, PADDING))
     yield _line({"evidence": line})

@@ -40,11 +40,7 @@ def span(name: str, parent: str | None = None, **attributes: Attribute) -> Itera
     tracer = trace.get_tracer("lakeshare")
     # Texts of errors may quote rows: a span has the class only.
     with tracer.start_as_current_span(
-        name,
-        context,
-        attributes=_named(attributes),
-        record_exception=False,
-        set_status_on_exception=False,
+        name, context, attributes=_named(attributes), record_exception=False, set_status_on_exception=False
     ) as started:
         try:
             yield started

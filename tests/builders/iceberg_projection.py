@@ -33,11 +33,7 @@ class ProjectedTable:
     """An Iceberg table in a catalog of its own; `files` have what a reader has to find, one file for each snapshot."""
 
     def __init__(
-        self,
-        folder: Path,
-        schema: Any,
-        partition_fields: Sequence[tuple[str, str]] = (),
-        **properties: str,
+        self, folder: Path, schema: Any, partition_fields: Sequence[tuple[str, str]] = (), **properties: str
     ) -> None:
         from pyiceberg.catalog.memory import InMemoryCatalog
 

@@ -111,11 +111,7 @@ def run_longer_than_keys(
 
 
 def _run(
-    lake: Lake,
-    catalog: Catalog,
-    contract: SetContract,
-    day: str,
-    after_staging: Callable[[], None],
+    lake: Lake, catalog: Catalog, contract: SetContract, day: str, after_staging: Callable[[], None]
 ) -> int:
     a_delivery(lake.settings, contract, day, orders(day, 2))
     staged = stage(lake, contract, [day], str(uuid4()))

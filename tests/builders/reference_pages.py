@@ -48,12 +48,7 @@ def list_commands() -> Iterator[tuple[str, click.Command]]:
 
 
 def write_commands() -> str:
-    lines = [
-        "# Commands",
-        "",
-        read_texts()["pages"]["commands"],
-        "",
-    ]
+    lines = ["# Commands", "", read_texts()["pages"]["commands"], ""]
     for name, command in list_commands():
         level = "##" if name.count(" ") < 2 else "###"
         lines += [f"{level} {name}", "", *write_help(command.help or "")]
@@ -146,12 +141,7 @@ def list_settings() -> Iterator[tuple[type[BaseSettings], str, FieldInfo]]:
 
 
 def write_settings() -> str:
-    lines = [
-        "# Settings",
-        "",
-        read_texts()["pages"]["settings"],
-        "",
-    ]
+    lines = ["# Settings", "", read_texts()["pages"]["settings"], ""]
     for kind, (title, text) in SETTINGS.items():
         lines += [f"## {title}", "", text, ""]
         for owner, variable, field in list_settings():
@@ -227,12 +217,7 @@ def list_admin_calls() -> Iterator[tuple[str, str, Mapping[str, Any]]]:
 
 
 def write_api() -> str:
-    lines = [
-        "# API",
-        "",
-        read_texts()["pages"]["api"],
-        "",
-    ]
+    lines = ["# API", "", read_texts()["pages"]["api"], ""]
     texts, listed = read_texts()["routes"], list(list_routes())
     for prefix, title in ROUTES.items():
         lines += [

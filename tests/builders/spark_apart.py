@@ -57,11 +57,7 @@ def run_dg() -> None:
     run()
 
 
-SCRIPTS: Mapping[str, Callable[[], object]] = {
-    "lakeshare": main.main,
-    "dagster": run_dagster,
-    "dg": run_dg,
-}
+SCRIPTS: Mapping[str, Callable[[], object]] = {"lakeshare": main.main, "dagster": run_dagster, "dg": run_dg}
 
 
 def run_command(script: str, *arguments: str) -> tuple[object, str]:

@@ -6,11 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 from databricks.sdk import WorkspaceClient
-from databricks.sdk.errors.platform import (
-    InvalidParameterValue,
-    ResourceAlreadyExists,
-    ResourceDoesNotExist,
-)
+from databricks.sdk.errors.platform import InvalidParameterValue, ResourceAlreadyExists, ResourceDoesNotExist
 from databricks.sdk.service.sharing import (
     AuthenticationType,
     FederationPolicy,
@@ -95,10 +91,7 @@ def test_a_recipient_keeps_what_it_was_given(sdk: WorkspaceClient, name: str) ->
     assert made.ip_access_list
     assert made.ip_access_list.allowed_ip_addresses == ["10.0.0.0/8", "192.0.2.7/32"]
     assert made.properties_kvpairs
-    assert made.properties_kvpairs.properties == {
-        "region": "EU",
-        "quote": 'it\'s "x"',
-    }
+    assert made.properties_kvpairs.properties == {"region": "EU", "quote": 'it\'s "x"'}
     sdk.recipients.update(
         name, new_name=f"{name}_new", properties_kvpairs=SecurablePropertiesKvPairs({"region": "US"})
     )

@@ -220,11 +220,7 @@ def refuse_declaration(site: Site, bad: BadInput) -> str | None:
 def refuse_command(site: Site, bad: BadInput) -> str | None:
     """Runs a command of either package in this process; its exit code and what it prints."""
     printed = StringIO()
-    with (
-        pytest.MonkeyPatch.context() as environment,
-        redirect_stderr(printed),
-        redirect_stdout(printed),
-    ):
+    with pytest.MonkeyPatch.context() as environment, redirect_stderr(printed), redirect_stdout(printed):
         environment.setattr("sys.argv", ["lakeshare", *shlex.split(bad.text)])
         environment.setattr("sys.stdin", StringIO())
         try:

@@ -8,13 +8,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from tests.builders.lake_tables import (
-    IcebergTable,
-    a_delta_table,
-    an_iceberg_table,
-    append_delta,
-    some_rows,
-)
+from tests.builders.lake_tables import IcebergTable, a_delta_table, an_iceberg_table, append_delta, some_rows
 from tests.builders.sharing import Provider, Running, a_server
 
 

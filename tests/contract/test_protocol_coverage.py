@@ -148,10 +148,7 @@ HELD: dict[str, tuple[str, ...]] = {
         "unit/server/app/test_server_process.py::whoever_reads_the_last_line_is_told_that_the_answer_broke_off",
         "unit/server/app/test_server_process.py::an_answer_that_breaks_off_does_not_look_whole",
     ),
-    "§11 Real async queries": (
-        "e2e/test_hostile_tables.py::a_table_reads_as_spark_reads_it",
-        CONFORMANCE,
-    ),
+    "§11 Real async queries": ("e2e/test_hostile_tables.py::a_table_reads_as_spark_reads_it", CONFORMANCE),
     "§11 fileidhash": (
         "contract/test_wire.py::the_scheme_of_file_ids_is_echoed",
         "contract/test_wire.py::ids_are_of_the_scheme_that_was_asked_for_whatever_the_format",

@@ -170,10 +170,7 @@ def test_a_delta_table_is_refreshed_only_at_its_published_version(
     ):
         sync_table(catalog, *DAILY, make(snowflake))
     assert snowflake.replayed_whole()
-    with (
-        replayed([]) as snowflake,
-        pytest.raises(SnowflakeError, match="would read version 2"),
-    ):
+    with replayed([]) as snowflake, pytest.raises(SnowflakeError, match="would read version 2"):
         sync_table(catalog, *DAILY, make(snowflake))
     assert snowflake.logins == []
 
@@ -207,10 +204,7 @@ def test_a_refused_statement_is_told_with_its_code_and_the_remedy(
 ) -> None:
     publish(catalog, 1)
     refusal = refused(code, state, said, "q-refused")
-    with (
-        replayed([created(1, answer=refusal)]) as snowflake,
-        pytest.raises(SnowflakeError) as error,
-    ):
+    with replayed([created(1, answer=refusal)]) as snowflake, pytest.raises(SnowflakeError) as error:
         sync_table(catalog, *ORDERS, make(snowflake))
     assert snowflake.replayed_whole()
     text = str(error.value)

@@ -188,14 +188,7 @@ def test_the_delta_format_wraps_what_a_log_would_say(client: httpx.Client, table
         assert list(line["file"]) == ["expirationTimestamp", "id", "deltaSingleAction"]
         assert list(line["file"]["deltaSingleAction"]) == ["add"]
         add = line["file"]["deltaSingleAction"]["add"]
-        assert list(add) == [
-            "path",
-            "partitionValues",
-            "size",
-            "stats",
-            "modificationTime",
-            "dataChange",
-        ]
+        assert list(add) == ["path", "partitionValues", "size", "stats", "modificationTime", "dataChange"]
     assert client.get(f"{TABLE}/{table}/metadata", headers=DELTA).text == "".join(
         answer.text.splitlines(keepends=True)[:2]
     )

@@ -403,9 +403,7 @@ def counted(orders: int) -> None:
     raise AssertionError("a table is no number")
 
 
-@dg.asset(
-    ins={"orders": lakeshare.table_input("shop.orders", partition_mapping=dg.LastPartitionMapping())},
-)
+@dg.asset(ins={"orders": lakeshare.table_input("shop.orders", partition_mapping=dg.LastPartitionMapping())})
 def of_last_day(orders: lakeshare.LakeshareTable) -> None:
     assert orders.version == 1
 

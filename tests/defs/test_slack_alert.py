@@ -40,11 +40,7 @@ def tell(**settings: str) -> None:
 
 
 def test_the_message_names_set_partition_rules_counts_place_and_run(slack):
-    tell(
-        slack_token="xoxb-1",
-        slack_channel="#data",
-        slack_base_url=slack.url,
-    )
+    tell(slack_token="xoxb-1", slack_channel="#data", slack_base_url=slack.url)
 
     (message,) = slack.messages
     assert message["path"] == "/api/chat.postMessage"

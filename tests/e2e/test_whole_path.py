@@ -18,12 +18,7 @@ from lakeshare_pipelines.contracts import load_contracts
 from lakeshare_pipelines.demo import processes
 from lakeshare_pipelines.nessie.server import nessie_status
 from lakeshare_server.catalog import Ledger, open_catalog
-from tests.builders.spark_apart import (
-    delete_on_branch,
-    frames_on_main,
-    reexecute_newest_failure,
-    run_set_job,
-)
+from tests.builders.spark_apart import delete_on_branch, frames_on_main, reexecute_newest_failure, run_set_job
 
 # Every test may be the one that waits for the demo (COMMAND_S).
 pytestmark = pytest.mark.timeout(1200)

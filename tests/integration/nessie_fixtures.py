@@ -50,11 +50,7 @@ class RunningNessie:
         ]
         namespaces = {name.rsplit(".", 1)[0] for name in snapshots if "." in name}
         operations += [
-            {
-                "type": "PUT",
-                "key": {"elements": [name]},
-                "content": {"type": "NAMESPACE", "elements": [name]},
-            }
+            {"type": "PUT", "key": {"elements": [name]}, "content": {"type": "NAMESPACE", "elements": [name]}}
             for name in sorted(namespaces)
             if not self._has(calls, branch, name)
         ]

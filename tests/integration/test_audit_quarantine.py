@@ -127,10 +127,7 @@ def test_rejected_rows_are_shown_by_a_command_or_a_setting_and_their_files_are_p
     assert command == f"lakeshare quarantine show {contract.name} --run run1 --table {table.name}"
 
     monkeypatch.setattr("lakeshare_pipelines.cli.contract.list_contracts", lambda: (contract,))
-    folders = {
-        "LAKESHARE_STATE_DIR": lake.settings.state_dir,
-        "LAKESHARE_WAREHOUSE": lake.settings.lake_root,
-    }
+    folders = {"LAKESHARE_STATE_DIR": lake.settings.state_dir, "LAKESHARE_WAREHOUSE": lake.settings.lake_root}
     runner = CliRunner(env={name: str(folder) for name, folder in folders.items()})
     shown = runner.invoke(app, command.split()[1:])
     assert shown.exit_code == 0

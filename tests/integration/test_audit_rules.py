@@ -98,12 +98,7 @@ def test_a_rule_about_the_table_sees_the_days_before_and_one_about_the_run_does_
 
     assert {
         v.check: v.passed for v in verdicts.verdicts if v.check in {r.name for r in contract.tables[0].rules}
-    } == {
-        "in_table": False,
-        "in_run": True,
-        "with_day": True,
-        "rows": True,
-    }
+    } == {"in_table": False, "in_run": True, "with_day": True, "rows": True}
     assert sorted((row["day"], row["id"]) for row in of(verdicts, "in_table").samples) == [
         (DAY, 8), (DAY, 9), (NEXT_DAY, 8), (NEXT_DAY, 9),
     ]  # fmt: skip

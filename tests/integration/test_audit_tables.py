@@ -146,11 +146,7 @@ def test_a_day_that_moves_too_far_from_the_days_before_is_red(lake, table_format
 
     for rows, passed in days.items():
         staged = stage_rows(
-            lake,
-            contract,
-            partitions=[NEXT_DAY],
-            run_id=f"run{rows}",
-            flights=flight_rows(rows, NEXT_DAY),
+            lake, contract, partitions=[NEXT_DAY], run_id=f"run{rows}", flights=flight_rows(rows, NEXT_DAY)
         )
         drift = of(audit(lake, contract, staged), "drift")
 
@@ -172,8 +168,7 @@ def test_a_whole_table_is_compared_with_main(lake, table_format):
 
 def test_references_are_judged_on_the_whole_table_and_nulls_refer_to_nothing(lake):
     contract = a_set(
-        carriers(partition_by=()),
-        flights(references=(a_reference("carrier", to="carriers.code"),)),
+        carriers(partition_by=()), flights(references=(a_reference("carrier", to="carriers.code"),))
     )
     publish_rows(lake, contract, flights=flight_rows(10), carriers=carrier_rows("UA", "AA"))
 

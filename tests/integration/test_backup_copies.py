@@ -244,10 +244,7 @@ def test_who_may_write_nothing_there_is_told_before_anything_is_copied(
     tmp_path: Path, s3: S3Server, lake: StoreAddress, vault: StoreAddress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a_plan(tmp_path / "plan", lake)
-    for user, words in (
-        (s3.stranger, "access is denied"),
-        ("wrong", "does not belong to the access key"),
-    ):
+    for user, words in ((s3.stranger, "access is denied"), ("wrong", "does not belong to the access key")):
         known = s3.admin if user == "wrong" else s3.stranger
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", known.access_key)
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong" if user == "wrong" else known.secret_key)

@@ -191,10 +191,7 @@ def test_a_report_of_all_versions_tells_what_the_bucket_has(
 
 @pytest.mark.parametrize(
     ("url", "user", "sentence"),
-    [
-        ("s3://nowhere", "admin", "there is no such bucket"),
-        ("s3://lake", "stranger", "access is denied"),
-    ],
+    [("s3://nowhere", "admin", "there is no such bucket"), ("s3://lake", "stranger", "access is denied")],
 )
 def test_a_refusal_is_told_and_leaves_no_listing(
     s3: S3Server,

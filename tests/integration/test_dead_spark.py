@@ -22,12 +22,7 @@ from lakeshare_pipelines.wap.audit import audit
 from lakeshare_pipelines.wap.delta import DeltaStaging
 from lakeshare_pipelines.wap.iceberg import IcebergStaging
 from lakeshare_pipelines.wap.stage import list_staging_locations, stage
-from lakeshare_pipelines.wap.staged import (
-    Staged,
-    list_recorded_names,
-    make_staging_prefix,
-    open_lake,
-)
+from lakeshare_pipelines.wap.staged import Staged, list_recorded_names, make_staging_prefix, open_lake
 from tests.builders.audits import NOT_NULL, a_rule, a_set, flight_rows, flights, stage_rows
 from tests.builders.forks import FORKS
 from tests.builders.killed_run import wait_for_exit

@@ -38,11 +38,7 @@ from tests.builders.sharing import Provider, a_server
 from tests.builders.store_gate import StoreGate, store_gate
 from tests.integration.conftest import a_lake_at, a_lake_with
 from tests.integration.s3_server import S3Server
-from tests.integration.test_publication import (
-    MONDAY,
-    PublishedSet,
-    rows_of,
-)
+from tests.integration.test_publication import MONDAY, PublishedSet, rows_of
 from tests.integration.test_published_iceberg_changes import Killed, Walk, corrected
 
 

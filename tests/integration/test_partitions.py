@@ -88,13 +88,7 @@ LABELLED_HOURS = Case(
         (HOURS, "iceberg"),
         (LABELLED_HOURS, "delta"),
     ],
-    ids=[
-        "months-iceberg",
-        "months-delta",
-        "regions-iceberg",
-        "hours-iceberg",
-        "hours-delta",
-    ],
+    ids=["months-iceberg", "months-delta", "regions-iceberg", "hours-iceberg", "hours-delta"],
 )
 def test_a_run_replaces_its_partitions_and_no_others(
     lake: Lake, catalog: Catalog, case: Case, table_format: str

@@ -43,10 +43,7 @@ def test_spark_reads_by_the_printed_snippet(
     assert lake.spark  # the snippet's getOrCreate takes this one, which has the packages
     token = provider.recipient(shares=("spark_snippets",))
     with a_server(provider) as server:
-        profile = {
-            "bearerToken": token,
-            "icebergEndpoint": server.url.replace("/delta-sharing", "/iceberg"),
-        }
+        profile = {"bearerToken": token, "icebergEndpoint": server.url.replace("/delta-sharing", "/iceberg")}
         Path("recipient.share").write_text(json.dumps(profile))
         text = printed(monkeypatch, capsys, "--api", "iceberg")
         names: dict[str, Any] = {}

@@ -171,12 +171,7 @@ STEPS = (
 @pytest.mark.parametrize("seed", range(campaign_size(1, 20)))
 @pytest.mark.parametrize("place", ["iceberg", "delta", *(["sqlite"] if IS_CAMPAIGN else [])])
 def test_random_deliveries(
-    lake: Lake,
-    catalog: Catalog,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    place: str,
-    seed: int,
+    lake: Lake, catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, seed: int
 ) -> None:
     """In Nessie, in Delta, and in a SQL catalog on SQLite."""
     uri = f"sqlite:///{tmp_path}/catalog.db"

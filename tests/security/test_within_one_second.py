@@ -13,13 +13,7 @@ import psutil
 import pytest
 
 from lakeshare_server.catalog.credentials import revoke_token, rotate_token
-from lakeshare_server.catalog.sharing import (
-    alter_recipient,
-    editing,
-    grant,
-    revoke,
-    revoke_recipient,
-)
+from lakeshare_server.catalog.sharing import alter_recipient, editing, grant, revoke, revoke_recipient
 from tests.builders.campaign import IS_CAMPAIGN
 from tests.builders.credentials import OAUTH, Known, a_recipient, ask_token
 from tests.builders.lake_tables import FIRST_DAY
@@ -138,10 +132,7 @@ CHANGES: dict[str, tuple[int, Callable[[Workers, Known], object]]] = {
         403,
         lambda at, known: edited(at, alter_recipient, known.state.name, ip_allow=["192.0.2.0/24"]),
     ),
-    "the end of a grant": (
-        404,
-        lambda at, known: edited(at, revoke, "flights", recipient=known.state.name),
-    ),
+    "the end of a grant": (404, lambda at, known: edited(at, revoke, "flights", recipient=known.state.name)),
     "a grant that has ended": (
         404,
         lambda at, known: edited(at, grant, "flights", recipient=known.state.name, ends_at=datetime.now(UTC)),
@@ -168,9 +159,7 @@ def require_seen(workers: Workers, change: str, authentication: str) -> None:
     if authentication == OAUTH:
         token = ask_token(workers.running, known).json()["access_token"]
     took_s = seen_after(
-        workers,
-        lambda: make(workers, known),
-        lambda: workers.statuses(token) == [status] * WORKERS,
+        workers, lambda: make(workers, known), lambda: workers.statuses(token) == [status] * WORKERS
     )
     assert took_s < ONE_SECOND
 

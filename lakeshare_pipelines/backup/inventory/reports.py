@@ -401,10 +401,7 @@ PROGRESS_EVERY_S = 1.0
 
 
 def list_report(
-    backup: Backup,
-    report: Report,
-    workspace: Workspace,
-    report_progress: model.ReportMessage,
+    backup: Backup, report: Report, workspace: Workspace, report_progress: model.ReportMessage
 ) -> model.ListingRecord:
     """Read a report into the workspace's folder `listing`. Raises ReportUnusable if it is damaged, or has no object."""
     lacking = [name for name in NEEDED if name not in report.columns]

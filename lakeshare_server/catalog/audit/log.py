@@ -71,15 +71,15 @@ def serialize_event(event: AuditEvent) -> bytes:
 
     Texts are cut to their columns, and characters that not every database stores are replaced.
     """
-    # `asdict` copies deeply, which takes thirty times as long.
-    values = vars(event).copy()
+    fields = present_fields(event)
     for name, length in LENGTHS.items():
-        text = values[name]
-        if text is not None and (len(text) > length or not text.isascii() or "\x00" in text):
-            values[name] = _text(text, length)
+        if name in fields:
+            text = fields[name]
+            if len(text) > length or not text.isascii() or "\x00" in text:
+                fields[name] = _text(text, length)
     if event.details is not None:
-        values["details"] = storable_value(event.details)
-    return canonical_json(values)
+        fields["details"] = storable_value(event.details)
+    return canonical_json(fields)
 
 
 def check_event(text: bytes) -> None:
@@ -91,14 +91,19 @@ def check_event(text: bytes) -> None:
         raise ValueError("its time is not in UTC with microseconds")
 
 
-def canonical_json(values: Mapping[str, Any]) -> bytes:
-    """The JSON that an event's hash covers: sorted keys, no spaces, no null.
+def present_fields(event: AuditEvent) -> dict[str, Any]:
+    """The fields that have a value."""
+    # `asdict` copies deeply, which takes thirty times as long.
+    values = vars(event)
+    return {name: value for name in NAMES if (value := values[name]) is not None}
+
+
+def canonical_json(fields: dict[str, Any]) -> bytes:
+    """The JSON that an event's hash covers, of its present fields: sorted keys, no spaces, no null.
 
     Without nulls, a column that is added later does not change the hashes of earlier events.
     """
-    fields = {name: value for name, value in values.items() if value is not None}
-    fields["at"] = format_instant(values["at"])
-    return orjson.dumps(fields, option=orjson.OPT_SORT_KEYS)
+    return orjson.dumps({**fields, "at": format_instant(fields["at"])}, option=orjson.OPT_SORT_KEYS)
 
 
 def chain_hash(previous_hash: str, text: bytes) -> str:
@@ -302,14 +307,13 @@ _log = logging.getLogger(__name__)
 
 
 class Journal:
-    """The journal of this process: a file of events until the database has them. Safe from any thread."""
+    """The journal of this process: a file of events until the database has them. One thread may write at a time."""
 
     def __init__(self, folder: Path) -> None:
         make_private(folder)
         self.name = uuid.uuid4().hex
         self.path = folder / f"{self.name}{SUFFIX}"
         self.size = 0
-        self._writing = threading.Lock()
         # Renamed after it is locked: an unlocked journal counts as that of an ended process.
         unlocked = self.path.with_suffix(".new")
         self._file = os.open(unlocked, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -319,16 +323,15 @@ class Journal:
 
     def write(self, text: bytes) -> int:
         """Passes a line to the operating system; returns its end. After an OSError the journal is unchanged."""
-        with self._writing:
-            ends_at = self.size + len(text) + 1
-            if ends_at > len(self._map):
-                larger = _mapped(self._file, max(ends_at, 2 * len(self._map)))
-                self._map.close()
-                self._map = larger
-            # The line feed is written last: a line without one is incomplete.
-            self._map[self.size : ends_at] = text + b"\n"
-            self.size = ends_at
-            return ends_at
+        ends_at = self.size + len(text) + 1
+        if ends_at > len(self._map):
+            larger = _mapped(self._file, max(ends_at, 2 * len(self._map)))
+            self._map.close()
+            self._map = larger
+        # The line feed is written last: a line without one is incomplete.
+        self._map[self.size : ends_at] = text + b"\n"
+        self.size = ends_at
+        return ends_at
 
     def remove(self) -> None:
         """Deletes the journal: the database has all of it."""
@@ -508,7 +511,8 @@ class AuditLog:
         text = serialize_event(event)
         with self._changed:
             self._unwritten.append((text, self._journal.write(text)))
-            self._changed.notify()
+            if len(self._unwritten) == 1:
+                self._changed.notify()
 
     def close(self) -> None:
         """Imports the recorded events; those that the database does not accept now stay in the journal."""

@@ -28,6 +28,7 @@ from lakeshare_server.catalog.audit.log import (
     events_after,
     format_instant,
     lock_head,
+    present_fields,
 )
 from lakeshare_server.catalog.database import Catalog
 from lakeshare_server.catalog.models import AuditChainRow, AuditRow, UsageRow
@@ -394,7 +395,7 @@ class _Verifier:
             self._add_removed(self._number + 1, number - 1)
         elif chained.previous_hash != self._hash:
             self._add_misplaced(chained)
-        digest = chain_hash(chained.previous_hash or "", canonical_json(vars(event)))
+        digest = chain_hash(chained.previous_hash or "", canonical_json(present_fields(event)))
         if chained.previous_hash is None or chained.hash != digest:
             self._add(number, "changed", f"event {number} is not what it was when it was appended")
         if event.action == PRUNED and _recorded_position(event) == self._verification.anchor:

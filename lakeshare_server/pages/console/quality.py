@@ -36,11 +36,7 @@ async def list_staged(request: PageDep) -> Response:
 
 
 def _render_quality(
-    request: ConsoleRequest,
-    work: ConsoleWork,
-    staged: StagedSets,
-    unread: str | None,
-    missing: str | None,
+    request: ConsoleRequest, work: ConsoleWork, staged: StagedSets, unread: str | None, missing: str | None
 ) -> Response:
     with request.app_state.catalog.reading() as session:
         sets = overviews.find_sets(session, request.query("q"), request.query("after"))

@@ -76,8 +76,7 @@ def cdf_table_with_partition(at: Place) -> None:
         f"ALTER TABLE {{t}} SET TBLPROPERTIES ({CDF})",
     )
     at.sql(
-        f"INSERT INTO {{t}} VALUES {PEOPLE}",
-        "UPDATE {t} SET birthday = DATE'2020-03-03' WHERE name = '2'",
+        f"INSERT INTO {{t}} VALUES {PEOPLE}", "UPDATE {t} SET birthday = DATE'2020-03-03' WHERE name = '2'"
     )
 
 

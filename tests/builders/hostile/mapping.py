@@ -76,11 +76,7 @@ def cm_odd_names(at: Place) -> None:
     )
 
 
-@hostile(
-    versions=(2, 6),
-    cdf=((0, 3), (5, 6)),
-    needs=(*DELETION_VECTORS, *MAPPED),
-)
+@hostile(versions=(2, 6), cdf=((0, 3), (5, 6)), needs=(*DELETION_VECTORS, *MAPPED))
 def dv_and_cm_table(at: Place) -> None:
     """Vectors and mapping by name together, partitioned, with CDF; a column is renamed between two ranges."""
     at.sql(

@@ -42,10 +42,7 @@ def typed_partitions(at: Place) -> None:
     )
 
 
-@hostile(
-    versions=(1,),
-    needs=("partitioned by binary column p",),
-)
+@hostile(versions=(1,), needs=("partitioned by binary column p",))
 def binary_partition(at: Place) -> None:
     """A partition of bytes: the client's parquet format has none (`Cannot partition on binary or complex columns`)."""
     at.sql(

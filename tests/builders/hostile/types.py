@@ -73,10 +73,7 @@ def zoneless(at: Place) -> None:
 
 
 @hostile(
-    versions=(1, 2),
-    cdf=((0, 2),),
-    needs=("timestampNtz",),
-    client_cannot={"changes delta": UNANNOUNCED},
+    versions=(1, 2), cdf=((0, 2),), needs=("timestampNtz",), client_cannot={"changes delta": UNANNOUNCED}
 )
 def timestampntz_cdf_table(at: Place) -> None:
     """As the upstream suite has it: zoneless times with CDF."""
@@ -96,9 +93,7 @@ WIDENED = (
 
 
 @hostile(
-    versions=(1, 14),
-    needs_at={14: ("typeWidening", "timestampNtz")},
-    client_cannot={"delta 14": UNANNOUNCED},
+    versions=(1, 14), needs_at={14: ("typeWidening", "timestampNtz")}, client_cannot={"delta 14": UNANNOUNCED}
 )
 def widened(at: Place) -> None:
     """Every widening there is, also of nested types and of the partition: old files keep the narrow types."""

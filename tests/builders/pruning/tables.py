@@ -102,7 +102,7 @@ PLAIN |= {
 }
 PLAIN |= {"nt": "timestamp_ntz", "n.i": "integer", "ü x": "string"}
 NESTED: dict[str, Any] = {
-    "n": {"x": "integer", "y": "string", "deep": {"v": "double", "Da": "date"}, "i": "integer"},
+    "n": {"x": "integer", "y": "string", "deep": {"v": "double", "Da": "date"}, "i": "integer"}
 }
 PARTITIONS = {"pi": "integer", "ps": "string", "pd": "date", "pt": "timestamp", "pn": "timestamp_ntz"}
 PARTITIONS |= {"pf": "float", "px": "double", "pc": "decimal(10,2)", "pb": "boolean"}

@@ -126,10 +126,7 @@ FURTHER: tuple[Named, ...] = (
         at(QUERY, metadata(in_schema('"long"', '"integer"'))),
     ),
     ("data-files.a-range-is-206", at(DATA, _part("Content-Range", "bytes 0-3/*"))),
-    (
-        "data-files.a-range-is-206",
-        at(DATA, content(lambda data: data[::-1]), when=_has_range),
-    ),
+    ("data-files.a-range-is-206", at(DATA, content(lambda data: data[::-1]), when=_has_range)),
     ("data-files.head-returns-the-length-or-refuses", at(DATA, header("Content-Length", "0"), method="HEAD")),
     (
         "data-files.a-url-that-was-altered-is-refused",

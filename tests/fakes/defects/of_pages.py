@@ -63,9 +63,7 @@ PAGING: Mapping[str, Defect] = {
         QUERY, without_files(), when=lambda request: {"limitHint", "maxFiles"} <= set(body(request))
     ),
     "predicates-lose-no-rows-over-pages": at(
-        QUERY,
-        without_files(),
-        when=lambda request: {"jsonPredicateHints", "pageToken"} <= set(body(request)),
+        QUERY, without_files(), when=lambda request: {"jsonPredicateHints", "pageToken"} <= set(body(request))
     ),
     "pages-of-changes-are-the-changes": at(CHANGES, without_files(), when=asked("pageToken")),
     "unknown-page-tokens-are-400": at(QUERY, answer(500), when=given("pageToken", "nonsense")),

@@ -116,10 +116,7 @@ DELTA_FORMAT: Mapping[str, Defect] = {
     "urls-have-a-signature-the-python-client-knows": at(
         QUERY, content(lambda text: text.replace(b"X-Amz-Signature", b"signature"))
     ),
-    "mapped-columns-keep-their-mapping": at(
-        QUERY,
-        metadata(in_schema("Mapping.id", "Mapping.x")),
-    ),
+    "mapped-columns-keep-their-mapping": at(QUERY, metadata(in_schema("Mapping.id", "Mapping.x"))),
     "row-tracking-is-whole": at(QUERY, files(lambda _, inner: inner.pop("baseRowId", 0))),
 }
 TIME_TRAVEL: Mapping[str, Defect] = {
@@ -168,10 +165,7 @@ FURTHER: tuple[Named, ...] = (
     ),
     (
         "snapshots.partition-values-are-written-as-their-type-is",
-        at(
-            QUERY,
-            metadata(in_schema('"name": "day", "type": "date"', '"name": "day", "type": "integer"')),
-        ),
+        at(QUERY, metadata(in_schema('"name": "day", "type": "date"', '"name": "day", "type": "integer"'))),
     ),
     ("snapshots.statistics-are-json", at(QUERY, files(stats(put(numRecords="12"))))),
     ("snapshots.statistics-are-json", at(QUERY, files(stats(put(minValues={"lakeshare": 1}))))),
@@ -193,10 +187,7 @@ FURTHER: tuple[Named, ...] = (
     ),
     (
         "delta-format.mapped-columns-keep-their-mapping",
-        at(
-            QUERY,
-            metadata(in_schema(".physicalName", ".name")),
-        ),
+        at(QUERY, metadata(in_schema(".physicalName", ".name"))),
     ),
     (
         "time-travel.a-version-is-answered-as-asked",

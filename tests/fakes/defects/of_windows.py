@@ -164,10 +164,7 @@ FURTHER: tuple[Named, ...] = (
         at(QUERY, files(lambda outer, _: outer.update(version=77)), when=asked("endingVersion")),
     ),
     ("windows.a-change-of-the-schema-is-sent-at-its-version", at(QUERY, lines(_unstamped), when=in_window)),
-    (
-        "windows.protocols-are-sent-on-request",
-        at(QUERY, each("protocol", put(version=0)), when=in_window),
-    ),
+    ("windows.protocols-are-sent-on-request", at(QUERY, each("protocol", put(version=0)), when=in_window)),
     ("windows.windows-that-are-none-are-400", at(QUERY, answer(200), when=given("startingVersion", -1))),
     ("windows.windows-that-are-none-are-400", at(QUERY, answer(500), when=given("startingVersion", "x"))),
     ("windows.a-window-adds-up", at(QUERY, lines(twice), when=in_window)),

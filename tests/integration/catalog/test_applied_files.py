@@ -108,10 +108,7 @@ CHANGES: list[tuple[Callable[[Any], object], tuple[str, str, list[str]]]] = [
     ),
     (lambda edit: alter_recipient(edit, "acme", ip_allow=None), ("update", "acme", ["ip_allow"])),
     (lambda edit: alter_recipient(edit, "acme", owner="eve"), ("update", "acme", ["owner"])),
-    (
-        lambda edit: revoke(edit, "partners", group="retail"),
-        ("create", "Partners to group retail", ["rule"]),
-    ),
+    (lambda edit: revoke(edit, "partners", group="retail"), ("create", "Partners to group retail", ["rule"])),
     (
         lambda edit: grant(edit, "partners", recipient="acme"),
         ("update", "partners to recipient acme", ["starts_at", "ends_at"]),

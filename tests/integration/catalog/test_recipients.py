@@ -70,10 +70,7 @@ def test_a_name_that_is_taken_or_unusable_is_refused(
 ) -> None:
     recipients.add("bob", ["flights"])
     for name in ("", "a b", "a/b", "a.b", "x" * 256, "BOB"):
-        with (
-            subtests.test(name=name),
-            pytest.raises((BadRequest, CatalogConflict), match="recipient"),
-        ):
+        with subtests.test(name=name), pytest.raises((BadRequest, CatalogConflict), match="recipient"):
             recipients.add(name, ["flights"])
 
 

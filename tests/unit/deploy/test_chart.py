@@ -41,10 +41,7 @@ def load_schema() -> dict[str, Any]:
 def test_the_schema_knows_every_setting_and_secret_of_lakeshare() -> None:
     """LAKESHARE_WRITE_SNAPSHOTS=1 brings it up to date."""
     schema = load_schema()
-    expected = {
-        "settings": sorted(FIELDS.keys() - SECRETS - SET_BY_CHART),
-        "secrets": sorted(SECRETS),
-    }
+    expected = {"settings": sorted(FIELDS.keys() - SECRETS - SET_BY_CHART), "secrets": sorted(SECRETS)}
     if os.environ.get(WRITE):
         for kind, names in expected.items():
             schema["$defs"][kind]["propertyNames"]["enum"] = names

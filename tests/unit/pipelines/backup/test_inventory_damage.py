@@ -8,11 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lakeshare_pipelines.backup.inventory.reports import (
-    LateReport,
-    find_report,
-    open_report_store,
-)
+from lakeshare_pipelines.backup.inventory.reports import LateReport, find_report, open_report_store
 from lakeshare_pipelines.backup.inventory.sources import make_listing
 from lakeshare_pipelines.backup.points import Workspace
 from lakeshare_pipelines.errors import BackupError, ReportUnusable

@@ -98,10 +98,7 @@ def test_status_is_printed_and_fails_when_a_day_is_late(
 
 @pytest.mark.parametrize(
     ("listing", "sentence"),
-    [
-        ({"kind": "generator"}, "no report is expected"),
-        ({"kind": "manifest_csv", "location": "/m"}, "at /m"),
-    ],
+    [({"kind": "generator"}, "no report is expected"), ({"kind": "manifest_csv", "location": "/m"}, "at /m")],
 )
 def test_status_of_what_has_no_reports(
     declared: Path,

@@ -36,9 +36,7 @@ def held(row: dict[str, Any]) -> dict[str, Any]:
     return {**row, **copy}
 
 
-def test_new_changed_gone_and_same_are_told_apart_with_all_their_columns(
-    told: Told,
-) -> None:
+def test_new_changed_gone_and_same_are_told_apart_with_all_their_columns(told: Told) -> None:
     was = [
         an_object(key) for key in ("same", "touched", "gone", "other etag", "other size", "no etag", "ä b%\n")
     ]

@@ -184,9 +184,7 @@ def test_sweeping_twice_is_sweeping_once(history: tuple[list[Point], Retention])
 
 @settings(deadline=None)
 @given(histories())
-def test_a_new_good_point_never_brings_an_old_one_back(
-    history: tuple[list[Point], Retention],
-) -> None:
+def test_a_new_good_point_never_brings_an_old_one_back(history: tuple[list[Point], Retention]) -> None:
     points, retention = history
     kept = select_kept_days(points, retention)
     day = "2030-01-01"

@@ -241,10 +241,7 @@ def test_arguments_and_severities_of_a_rule_are_looser_or_stricter(
         (
             Partitioning("hourly", "2024-01-01-00", lateness_hours=2),
             Partitioning("hourly", "2023-01-01-00", lateness_hours=3),
-            [
-                ("minor", "first partition 2024-01-01-00 → 2023-01-01-00"),
-                ("minor", "latenessHours 2 → 3"),
-            ],
+            [("minor", "first partition 2024-01-01-00 → 2023-01-01-00"), ("minor", "latenessHours 2 → 3")],
         ),
     ],
 )

@@ -512,8 +512,7 @@ def test_a_file_or_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "claim"),
-    [({}, "set 'shop'"), ({"name": "stall"}, "share entry 'shop.sales.orders'")],
+    ("changed", "claim"), [({}, "set 'shop'"), ({"name": "stall"}, "share entry 'shop.sales.orders'")]
 )
 def test_two_files_cannot_claim_the_same_name(tmp_path: Path, changed: dict[str, str], claim: str) -> None:
     (tmp_path / "a.yaml").write_text(yaml.safe_dump(SOUND))

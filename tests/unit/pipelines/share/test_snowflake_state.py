@@ -110,11 +110,7 @@ def test_a_delta_table_at_its_newest_version_is_named_by_its_folder(settings: La
         ({}, "s3://lake/tables/sales/ord", "not below the volume's location"),
         ({}, "gs://lake/tables", "not below the volume's location"),
         ({"snapshot_id": 60}, None, "is snapshot 60, but Snowflake would read snapshot 70"),
-        (
-            {"metadata_location": METADATA.replace("/7.", "/none.")},
-            None,
-            "would read snapshot None",
-        ),
+        ({"metadata_location": METADATA.replace("/7.", "/none.")}, None, "would read snapshot None"),
     ],
 )
 def test_what_snowflake_would_not_show_is_refused(

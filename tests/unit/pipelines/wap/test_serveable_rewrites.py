@@ -67,8 +67,7 @@ def test_only_what_helps_a_promised_client_is_in_the_way(
 
 
 @pytest.mark.parametrize(
-    ("code", "found"),
-    [("EQUALITY_DELETES", {"EQUALITY_DELETES"}), ("ENCRYPTED_FILES", set()), (None, set())],
+    ("code", "found"), [("EQUALITY_DELETES", {"EQUALITY_DELETES"}), ("ENCRYPTED_FILES", set()), (None, set())]
 )
 def test_what_nobody_can_read_is_in_the_way_of_each_client(code: str | None, found: set[str]) -> None:
     verdicts = refuse_all_clients(Unserveable("It cannot be read.", "Mend it.", code))

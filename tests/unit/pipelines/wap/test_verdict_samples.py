@@ -77,12 +77,7 @@ def test_an_error_message_does_not_quote_personal_data():
     assert "Ada" in str(make_failed_finding(carriers(), message))
 
 
-REJECTED = {
-    "file": "a.csv",
-    "line": 3,
-    "reason": "delay: 'Ada's' is not double",
-    "raw": "1,Ada",
-}
+REJECTED = {"file": "a.csv", "line": 3, "reason": "delay: 'Ada's' is not double", "raw": "1,Ada"}
 MASKED = {"file": "a.csv", "line": 3, "reason": "delay: '***' is not double"}
 
 

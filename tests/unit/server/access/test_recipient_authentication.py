@@ -133,11 +133,7 @@ def test_an_access_token_is_given_as_the_standard_says(provider: Provider, serve
     said = answer.json()
     assert (said["token_type"], said["scope"]) == ("bearer", "all")
     assert 3590 <= said["expires_in"] <= 3600
-    in_body = {
-        "grant_type": "client_credentials",
-        "client_id": "standard",
-        "client_secret": client.secret,
-    }
+    in_body = {"grant_type": "client_credentials", "client_id": "standard", "client_secret": client.secret}
     root = server.url.removesuffix("/delta-sharing")
     for url in (f"{server.url}/oauth/token", f"{root}{ICEBERG_PATH}/v1/oauth/tokens"):
         token = plain_http.post(url, data=in_body).json()["access_token"]

@@ -99,8 +99,7 @@ def test_listings_hold_the_granted_share_only(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize(
-    "header",
-    [None, "", "Bearer", "Basic eDp5", "Bearer x y", "Bearer " + "x" * 5000, "bearer ü", "token"],
+    "header", [None, "", "Bearer", "Basic eDp5", "Bearer x y", "Bearer " + "x" * 5000, "bearer ü", "token"]
 )
 @pytest.mark.parametrize(("method", "path"), [*CALLS, ("GET", "/shares")])
 def test_no_valid_token_is_401_before_anything_else(

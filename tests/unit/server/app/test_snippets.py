@@ -159,10 +159,7 @@ def test_the_token_is_never_printed_and_the_profiles_address_is_taken(
         ),
         (["Partner's-1.lake.delta", "--engine", "pyiceberg"], "iceberg: it is no Iceberg table."),
         (["Partner's-1.lake.flights", "--engine", "trino"], "on the server's own disk"),
-        (
-            ["Partner's-1.lake.flights", "--engine", "pandas", "--api", "iceberg"],
-            "does not use this API",
-        ),
+        (["Partner's-1.lake.flights", "--engine", "pandas", "--api", "iceberg"], "does not use this API"),
     ],
 )
 def test_what_cannot_be_read_is_refused_in_a_sentence(

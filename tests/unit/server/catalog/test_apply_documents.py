@@ -12,11 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lakeshare_server.catalog.declared import Document, read_files
-from lakeshare_server.catalog.declared.files import (
-    FindTables,
-    TableLocation,
-    object_key,
-)
+from lakeshare_server.catalog.declared.files import FindTables, TableLocation, object_key
 from lakeshare_server.errors import DocumentError, LakeshareError, StoreMissing, Unavailable
 
 DOCS = Path(__file__).parents[4] / "docs" / "reference"

@@ -7,12 +7,7 @@ import pytest
 
 from lakeshare_server.catalog.declared import format_plan, plan_files, plan_json
 from lakeshare_server.catalog.declared.documents import Origin, SourceFile
-from lakeshare_server.catalog.declared.files import (
-    CurrentObject,
-    DesiredObject,
-    Key,
-    object_key,
-)
+from lakeshare_server.catalog.declared.files import CurrentObject, DesiredObject, Key, object_key
 from lakeshare_server.errors import DocumentError
 from lakeshare_server.yaml_documents import parse
 

@@ -15,12 +15,7 @@ from lakeshare_server.tables.delta.changes import (
     segment_cache,
 )
 from tests.builders.change_responses import CountingStores
-from tests.builders.written_log import (
-    WrittenLog,
-    add,
-    metadata,
-    protocol,
-)
+from tests.builders.written_log import WrittenLog, add, metadata, protocol
 
 
 @pytest.fixture

@@ -10,15 +10,7 @@ from lakeshare_server.errors import BadRequest, TableFilesMissing
 from lakeshare_server.protocol.lines import ResponseFormat, require_recorded
 from tests.builders import delta_log
 from tests.builders.change_responses import FORMATS, CountingStores, answer, expected, in_order, told
-from tests.builders.written_log import (
-    FIRST_MS,
-    WrittenLog,
-    add,
-    info,
-    metadata,
-    protocol,
-    remove,
-)
+from tests.builders.written_log import FIRST_MS, WrittenLog, add, info, metadata, protocol, remove
 
 
 @pytest.mark.parametrize("response_format", FORMATS)

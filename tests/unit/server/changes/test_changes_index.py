@@ -19,15 +19,7 @@ from lakeshare_server.tables.delta.changes import (
 from lakeshare_server.tables.delta.log import list_log
 from tests.builders import log_files
 from tests.builders.change_responses import CountingStores, Line, answer, told, url
-from tests.builders.written_log import (
-    FIRST_MS,
-    WrittenLog,
-    add,
-    cdc,
-    metadata,
-    protocol,
-    remove,
-)
+from tests.builders.written_log import FIRST_MS, WrittenLog, add, cdc, metadata, protocol, remove
 
 
 def many_versions(log: WrittenLog, count: int) -> None:

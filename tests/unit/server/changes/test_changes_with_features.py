@@ -8,14 +8,7 @@ from lakeshare_server.errors import TableFilesMissing, Unserveable
 from tests.builders import delta_log
 from tests.builders.change_responses import answer, expected, in_order, told, url
 from tests.builders.deletion_vector import inline_descriptor
-from tests.builders.written_log import (
-    WrittenLog,
-    add,
-    bare_remove,
-    metadata,
-    protocol,
-    remove,
-)
+from tests.builders.written_log import WrittenLog, add, bare_remove, metadata, protocol, remove
 
 STORED = {
     "storageType": "u",

@@ -151,11 +151,7 @@ def asked(client: httpx.Client, name: str, kind: str, **more: Any) -> list[Actio
     return lines(answer)
 
 
-ASKED = [
-    ("query", {}),
-    ("changes", {}),
-    ("changes", {"includeHistoricalMetadata": True}),
-]
+ASKED = [("query", {}), ("changes", {}), ("changes", {"includeHistoricalMetadata": True})]
 
 
 @pytest.mark.parametrize(("kind", "more"), ASKED)

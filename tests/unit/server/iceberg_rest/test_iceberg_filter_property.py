@@ -18,15 +18,7 @@ from lakeshare_server.iceberg_rest.filters import ColumnNames, parse_filter
 from lakeshare_server.iceberg_rest.scans import ScanFiles, write_scan_files
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import Stores
-from lakeshare_server.tables.predicates import (
-    And,
-    Compare,
-    IsNull,
-    Not,
-    Or,
-    Predicate,
-    Unknown,
-)
+from lakeshare_server.tables.predicates import And, Compare, IsNull, Not, Or, Predicate, Unknown
 from lakeshare_server.tables.pruning import batch_columns, evaluate
 from lakeshare_server.tables.restrictions import is_within
 from tests.builders.campaign import campaign_size

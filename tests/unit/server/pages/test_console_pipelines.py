@@ -13,9 +13,7 @@ from lakeshare_pipelines.cli import console as cli_console
 from lakeshare_pipelines.contracts import load_contracts
 from lakeshare_pipelines.share.publication import publish_or_replay
 from lakeshare_pipelines.share.shares import apply_declared_shares
-from lakeshare_pipelines.wap.staged import (
-    list_attempts,
-)
+from lakeshare_pipelines.wap.staged import list_attempts
 from lakeshare_server.catalog import Ledger, audit
 from tests.builders.administration import an_administered_server
 from tests.builders.backup_points import DAY, a_backup, a_point

@@ -104,9 +104,7 @@ STATEMENTS = [
     (
         "CREATE RECIPIENT bob USING OIDC (issuer 'https://i', subject = 's', audience 'a', audience 'b')",
         said.CreateRecipient(
-            "bob",
-            fields={"authentication": "OIDC_FEDERATION"},
-            policy=a_policy(audiences=("a", "b")),
+            "bob", fields={"authentication": "OIDC_FEDERATION"}, policy=a_policy(audiences=("a", "b"))
         ),
     ),
     (
@@ -187,10 +185,7 @@ STATEMENTS = [
     ("DESC SHARE s", show.Describe("SHARE", "s")),
     ("DESCRIBE RECIPIENT bob", show.Describe("RECIPIENT", "bob")),
     ("DESCRIBE GROUP europe", show.Describe("GROUP", "europe")),
-    (
-        "SELECT * FROM information_schema.shares LIMIT 5",
-        show.SelectAll(("information_schema", "shares"), 5),
-    ),
+    ("SELECT * FROM information_schema.shares LIMIT 5", show.SelectAll(("information_schema", "shares"), 5)),
     ("SET RECIPIENT bob", said.SetRecipient("bob")),
     ("RESET RECIPIENT", said.SetRecipient(None)),
 ]

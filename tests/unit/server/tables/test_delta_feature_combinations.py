@@ -105,9 +105,7 @@ def legacy() -> Iterator[Combination]:
         yield Combination(f"legacy {reader},{writer}", a_protocol(reader, writer, None, ()))
         if reader == 2:
             yield Combination(
-                f"mapped {reader},{writer}",
-                a_protocol(reader, writer, None, ()),
-                SWITCHES["columnMapping"],
+                f"mapped {reader},{writer}", a_protocol(reader, writer, None, ()), SWITCHES["columnMapping"]
             )
 
 

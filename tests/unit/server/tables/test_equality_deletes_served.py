@@ -69,9 +69,7 @@ def planned(client: httpx.Client) -> list[dict[str, Any]]:
     return [{"tasks": task, "deletes": told.get("delete-files")} for task in told["file-scan-tasks"]]
 
 
-def test_scans_of_some_rows_are_refused_where_keys_may_be_of_others(
-    tmp_path: Path,
-) -> None:
+def test_scans_of_some_rows_are_refused_where_keys_may_be_of_others(tmp_path: Path) -> None:
     """A grant by partition: keys of an unpartitioned spec may be of rows that it does not cover."""
     table = a_table(tmp_path / "table", ID, PLACE, specs=BY_PLACE[1:] + BY_PLACE[:1])
     for place in ("x", "y"):

@@ -92,11 +92,7 @@ def test_metadata_that_is_cut_off_anywhere_is_refused(table: Path) -> None:
         ("schemas", "x", "its field schemas"),
         ("current-schema-id", "none", "its field current-schema-id"),
         ("current-schema-id", 77, "contradict|lacks a part|its field"),
-        (
-            "partition-specs",
-            [{"spec-id": 0, "fields": [{"transform": "bucket[x]"}]}],
-            "it lacks a part",
-        ),
+        ("partition-specs", [{"spec-id": 0, "fields": [{"transform": "bucket[x]"}]}], "it lacks a part"),
         ("location", None, "its field location"),
         ("table-uuid", "no-uuid", "its field table-uuid"),
     ],

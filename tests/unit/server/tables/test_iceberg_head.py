@@ -63,10 +63,7 @@ def test_renamed_columns_go_out_with_column_mapping_by_id(tmp_path: Path) -> Non
     rename(table, "crew.lead", "captain")
     head = read(table).head
     assert head.protocol.reader_features == head.protocol.writer_features == ("columnMapping",)
-    assert head.configuration == {
-        "delta.columnMapping.mode": "id",
-        "delta.columnMapping.maxColumnId": "10",
-    }
+    assert head.configuration == {"delta.columnMapping.mode": "id", "delta.columnMapping.maxColumnId": "10"}
     fields = by_name(read(table))
     ids = {field.name: field.field_id for field in table.table.schema().fields}
     assert fields["airline"]["metadata"] == {

@@ -173,8 +173,7 @@ def test_versions_whose_log_is_cleaned_up_are_not_there_any_more(provider: Provi
 
 
 @pytest.mark.parametrize(
-    ("left", "there", "broken"),
-    [([0], {0}, ()), ([0, 1], {0, 1}, ()), ([1], set(), ()), ([0, 2], {0}, (2,))],
+    ("left", "there", "broken"), [([0], {0}, ()), ([0, 1], {0, 1}, ()), ([1], set(), ()), ([0, 2], {0}, (2,))]
 )
 def test_of_what_lies_before_a_gap_only_whole_versions_are_there(
     provider: Provider, log: WrittenLog, left: list[int], there: set[int], broken: tuple[int, ...]
