@@ -5,12 +5,15 @@ import gc
 import os
 import shutil
 import signal
+import ssl
 import tempfile
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import httpx
+import httpx._transports.default as httpx_transports
 import psutil
 import pytest
 import typer.main
@@ -48,6 +51,23 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 
 # A process that runs one command builds the tree of all commands once; so do the tests.
 typer.main.get_command = cache(typer.main.get_command)
+
+
+# Clients of httpx read the certificates of all authorities when they are made, also those that will use no TLS, in a
+# fifteenth of the time of the tests. Those of a worker share a context while the environment names the same files.
+@cache
+def shared_context(*arguments: Any) -> ssl.SSLContext:
+    return httpx.create_ssl_context(*arguments[:3])
+
+
+def ssl_context(verify: Any = True, cert: Any = None, trust_env: bool = True) -> ssl.SSLContext:
+    if isinstance(verify, ssl.SSLContext):
+        return verify
+    named = map(os.environ.get, ("SSL_CERT_FILE", "SSL_CERT_DIR", "SSLKEYLOGFILE"))
+    return shared_context(verify, cert, trust_env, *named)
+
+
+httpx_transports.create_ssl_context = ssl_context
 
 # A server compiles each statement once for its only database. So do the tests of a worker, for the databases of all:
 # compiling took a tenth of the time of the tests with a database. Statements are kept by dialect, which is one object

@@ -610,20 +610,14 @@ def _finish(claim: Path, archive: Path) -> None:
             is_whole = any(file.read(4))
     except FileNotFoundError:
         return
-    if any(str(claim) in word for process in psutil.process_iter() for word in _command_line(process)):
+    running = psutil.process_iter(["cmdline"])
+    if any(str(claim) in word for process in running for word in process.info["cmdline"] or ()):
         return
     if is_whole:
         claim.replace(archive)
     # Its Java may not have started yet.
     elif found.st_mtime < time.time() - CLAIM_S:
         claim.unlink(missing_ok=True)
-
-
-def _command_line(process: psutil.Process) -> list[str]:
-    with suppress(psutil.Error):
-        words: list[str] = process.cmdline()
-        return words
-    return []
 
 
 def remove_unused_archives(folder: Path) -> None:

@@ -227,7 +227,7 @@ class S3Access:
         self._regions: dict[str, str] = {}
         self.keys = KeyChain(lambda: self._session, lambda: services.of(CREDENTIALS)).keys
         self._endpoints: dict[str, str] = {}
-        self._heads: dict[tuple[object, ...], Any] = {}
+        self._clients: dict[tuple[object, ...], Any] = {}
 
     def open(self, place: ParsedLocation) -> remote.RemoteStore:
         """Opens a bucket."""
@@ -253,7 +253,7 @@ class S3Access:
     def _delete_keys(self, bucket: sigv4.Bucket, keys: Sequence[str]) -> None:
         try:
             with translate_errors():
-                client = self.client("s3", bucket.region, bucket.endpoint, path_style=bucket.path_style)
+                client = self._shared_client(bucket)
                 for key in keys:
                     client.delete_object(Bucket=bucket.name, Key=key)
         except (S3Refused, S3Unreachable) as error:
@@ -262,15 +262,11 @@ class S3Access:
     def stored_sha256(self, place: ParsedLocation) -> str | None:
         """Returns the SHA-256 of an object if its writer had the store keep it (full object), in hexadecimal."""
         bucket = self.bucket(place.bucket)
-        address = bucket.name, bucket.region, bucket.endpoint, bucket.path_style
-        with self._lock:
-            client = self._heads.get(address)
-        if client is None:
-            client = self.client("s3", bucket.region, bucket.endpoint, path_style=bucket.path_style)
-            client = self._heads.setdefault(address, client)
         try:
             with translate_errors():
-                found = client.head_object(Bucket=bucket.name, Key=place.key, ChecksumMode="ENABLED")
+                found = self._shared_client(bucket).head_object(
+                    Bucket=bucket.name, Key=place.key, ChecksumMode="ENABLED"
+                )
         except S3Refused as error:
             if error.status in (403, 404):
                 refused = StoreMissing if error.status == 404 else StoreDenied
@@ -288,6 +284,13 @@ class S3Access:
         region = self._settings.s3_region or self._region_of(name)
         endpoint = (self._settings.s3_public_endpoint if public else None) or self._endpoint(region)
         return sigv4.Bucket.at(name, region, endpoint, self._settings.s3_path_style)
+
+    def _shared_client(self, bucket: sigv4.Bucket) -> Any:
+        """The client for all requests to an endpoint: creating one takes milliseconds."""
+        address = bucket.region, bucket.endpoint, bucket.path_style
+        if address not in self._clients:
+            self._clients[address] = self.client("s3", *address[:2], path_style=bucket.path_style)
+        return self._clients[address]
 
     def client(
         self, service: str, region: str | None, endpoint: str | None = None, *, path_style: bool = False

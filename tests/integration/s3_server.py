@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +73,9 @@ class S3Server:
         client.delete_bucket(Bucket=bucket)
 
 
+@cache
 def a_client(endpoint: str, user: S3User, token: str | None = None) -> Any:
-    """A client of boto3 that gives up soon."""
+    """A client of boto3 that gives up soon; made once for each user, which takes longer than its requests."""
     return boto3.client(
         "s3",
         endpoint_url=endpoint,
