@@ -32,6 +32,7 @@ from rich.console import Console
 from lakeshare_pipelines.errors import DownloadError, JavaError
 from lakeshare_pipelines.file_lock import hold_lock
 from lakeshare_pipelines.settings import LakeSettings
+from lakeshare_server.settings import make_private
 
 
 @contextmanager
@@ -550,32 +551,37 @@ def _log_once(level: int, text: str) -> None:
 ARCHIVE_S, ARCHIVE_KEPT_S, CLAIM_S = 60, 14 * 24 * 3600, 300
 
 
-def make_archive_options(java: Java, folder: Path, name: str, *contents: object) -> list[str]:
-    """Returns the options by which Java maps its classes from an archive in the cache folder instead of loading jars.
+def make_archive_options(java: Java, settings: LakeSettings, name: str, *contents: object) -> list[str]:
+    """Returns the options by which Java maps its classes from an archive instead of loading them from jars.
 
-    The first Java that ends without one writes it, in 10 to 20 seconds and 230 MB for Spark. `contents` says what the
-    classes depend on besides the Java: jars and options.
+    The first Java that ends without one writes it, in 10 to 20 seconds and 230 MB for Spark. It is beside the jars, or
+    in the state folder if that folder is read-only, as in an image. `contents` says what the classes depend on besides
+    the Java: jars and options.
     """
     try:
         modules = (java.home / "lib" / "modules").stat()
-        parts = (java.home, modules.st_size, modules.st_mtime_ns, *contents)
-        base, archive = (
-            folder / f"{stem}.{hashlib.sha256(' '.join(map(str, of)).encode()).hexdigest()[:12]}.jsa"
-            for stem, of in (("java", parts[:3]), (name, parts))
-        )
+        of_java = (java.home, modules.st_size, modules.st_mtime_ns)
+        folder = settings.cache_dir / "jars"
+        if not os.access(folder, os.W_OK):
+            folder = settings.state_dir / "java"
+            make_private(folder)
         if ":" in str(folder):  # separates archives
             return []
-        used = [] if (java.home / "lib" / "server" / "classes.jsa").exists() else [_dump_base(java, base)]
+        base, archive = (
+            folder / f"{stem}.{hashlib.sha256(' '.join(map(str, of)).encode()).hexdigest()[:12]}.jsa"
+            for stem, of in (("java", of_java), (name, (*of_java, *contents)))
+        )
         claim = archive.with_suffix(".jsa.new")
         if not archive.exists():
             _finish(claim, archive)
-        writes = [] if archive.exists() else _claim(folder, claim)
-    except (OSError, subprocess.SubprocessError) as error:  # a shared cache may be read-only
+        writes = [] if archive.exists() else _claim(claim)
+        used = [] if (java.home / "lib" / "server" / "classes.jsa").exists() else [_dump_base(java, base)]
+    except (OSError, subprocess.SubprocessError) as error:
         log.info("%s starts without an archive of its classes: %s", name, error)
         return []
     used += [archive] if archive.exists() else []
     for one in used:
-        with suppress(OSError):
+        with suppress(OSError):  # another user's
             os.utime(one)
     mapped = [f"-XX:SharedArchiveFile={':'.join(map(str, used))}"] if used else []
     return ["-Xlog:cds*=off", *mapped, *writes]
@@ -591,9 +597,9 @@ def _dump_base(java: Java, base: Path) -> Path:
     return base
 
 
-def _claim(folder: Path, claim: Path) -> list[str]:
+def _claim(claim: Path) -> list[str]:
     """The option to write an archive, for one of several processes that start at once."""
-    remove_unused_archives(folder)
+    remove_unused_archives(claim.parent)
     try:
         claim.open("xb").close()
     except FileExistsError:

@@ -321,7 +321,7 @@ def _add_archive_options(java: Java, settings: LakeSettings, conf: Mapping[str, 
     # Java refuses an archive of files that were changed.
     changed = [(path, path.stat().st_mtime_ns) for path in files if path.exists()]
     contents = (*flags, conf.get("spark.driver.memory"), os.environ.get("SPARK_DIST_CLASSPATH"), *changed)
-    archived = make_archive_options(java, settings.cache_dir / "jars", "spark", *contents)
+    archived = make_archive_options(java, settings, "spark", *contents)
     # Spark splits options at blanks outside of quotes.
     return " ".join([*(f'"{option}"' for option in archived), options])
 

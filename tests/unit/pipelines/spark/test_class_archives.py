@@ -30,6 +30,13 @@ def java(request: pytest.FixtureRequest) -> Java:
     return find_java(request.param, LakeSettings())
 
 
+def options_of(java: Java, folder: Path, *contents: str) -> list[str]:
+    """The options of a program whose cache folder has been made."""
+    settings = LakeSettings(cache_dir=folder / "cache", state_dir=folder / "state")
+    (settings.cache_dir / "jars").mkdir(parents=True, exist_ok=True)
+    return make_archive_options(java, settings, "probe", *contents)
+
+
 def mapped(options: list[str]) -> list[Path]:
     return [Path(name) for one in options if one.startswith(MAPS) for name in one[len(MAPS) :].split(":")]
 
@@ -53,27 +60,27 @@ def old(path: Path, age_s: float) -> None:
 
 
 def test_one_of_several_writes_the_archive_and_the_next_one_maps_it(java: Java, tmp_path: Path) -> None:
-    first, beside = (make_archive_options(java, tmp_path, "probe", "a") for _ in range(2))
+    first, beside = (options_of(java, tmp_path, "a") for _ in range(2))
     [claim] = claimed(first)
     assert claimed(beside) == []
     assert "spark-launcher" in classes(java, beside)
     assert "spark-launcher" in classes(java, first)
-    later = make_archive_options(java, tmp_path, "probe", "a")
+    later = options_of(java, tmp_path, "a")
     assert claimed(later) == []
     assert mapped(later)[-1].name == claim.name.removesuffix(".new")
     # The base and it are all that stays.
-    assert sorted(tmp_path.iterdir()) == sorted(mapped(later))
+    assert sorted((tmp_path / "cache" / "jars").iterdir()) == sorted(mapped(later))
     assert "shared objects file (top)" in classes(java, later)
 
 
 def test_other_contents_have_an_archive_of_their_own(java: Java, tmp_path: Path) -> None:
-    first, second = (make_archive_options(java, tmp_path, "probe", contents) for contents in ("a", "b"))
+    first, second = (options_of(java, tmp_path, contents) for contents in ("a", "b"))
     assert len({*claimed(first), *claimed(second)}) == 2
 
 
 @pytest.fixture
 def claim(tmp_path: Path) -> Path:
-    [path] = claimed(make_archive_options(spark_java(), tmp_path, "probe"))
+    [path] = claimed(options_of(spark_java(), tmp_path))
     return path
 
 
@@ -85,26 +92,33 @@ def test_a_java_that_is_writing_is_waited_for(claim: Path) -> None:
     claim.write_bytes(b"written")
     old(claim, 2 * CLAIM_S)
     with subprocess.Popen([sys.executable, "-c", "input()", str(claim)], stdin=subprocess.PIPE) as writer:
-        assert claimed(make_archive_options(spark_java(), claim.parent, "probe")) == []
+        assert claimed(options_of(spark_java(), claim.parents[2])) == []
         assert claim.exists()
         writer.communicate(b"\n")
-    options = make_archive_options(spark_java(), claim.parent, "probe")
+    options = options_of(spark_java(), claim.parents[2])
     assert mapped(options)[-1].read_bytes() == b"written"
 
 
 def test_what_a_killed_java_left_is_written_by_another_one(claim: Path) -> None:
     # The header, which is written last, is missing.
     claim.write_bytes(bytes(4) + b"classes")
-    assert claimed(make_archive_options(spark_java(), claim.parent, "probe")) == []
+    assert claimed(options_of(spark_java(), claim.parents[2])) == []
     old(claim, 2 * CLAIM_S)
-    assert claimed(make_archive_options(spark_java(), claim.parent, "probe")) == [claim]
+    assert claimed(options_of(spark_java(), claim.parents[2])) == [claim]
     assert claim.read_bytes() == b""
 
 
-def test_without_a_folder_that_can_be_written_java_starts_without_archives(tmp_path: Path) -> None:
+def test_beside_jars_that_are_read_only_archives_are_in_the_state_folder(tmp_path: Path) -> None:
+    settings = LakeSettings(cache_dir=tmp_path / "none", state_dir=tmp_path / "state")
+    [claim] = claimed(make_archive_options(spark_java(), settings, "probe"))
+    assert claim.parent == tmp_path / "state" / "java"
+
+
+def test_without_a_folder_for_archives_java_starts_without_them(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert make_archive_options(spark_java(), tmp_path / "file", "probe") == []
-    assert make_archive_options(spark_java(), tmp_path / "a:b", "probe") == []
+    settings = LakeSettings(cache_dir=tmp_path / "none", state_dir=tmp_path / "file")
+    assert make_archive_options(spark_java(), settings, "probe") == []
+    assert options_of(spark_java(), tmp_path / "a:b") == []
 
 
 def test_archives_that_are_not_used_any_more_are_removed(tmp_path: Path) -> None:
