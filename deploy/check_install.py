@@ -42,7 +42,11 @@ PIPELINES = ("pipelines", "demo")
 START_S = 2.0
 MAX_STARTS = 5
 # Half of a short run of Spark is otherwise its just-in-time compiler.
-SHORT_RUNS = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+SHORT_RUNS = {
+    "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    # No archive of classes is written at the end, for environments that are removed then.
+    "LAKESHARE_SPARK_DRIVER_OPTIONS": "-Xshare:auto",
+}
 COMMAND_S, READY_S = 600, 60
 
 
