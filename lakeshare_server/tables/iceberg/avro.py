@@ -352,7 +352,7 @@ class Entries:
         key = (schema, spec_id)
         if key not in self._programs:
             try:
-                self._programs[key] = self._record(parse_avro_schema(schema), spec_id)
+                self._programs[key] = self._record(_resolve(parse_avro_schema(schema), {}), spec_id)
             except (KeyError, TypeError, AttributeError) as error:
                 raise AvroError("its schema is not that of a manifest") from error
         return self._programs[key]
@@ -429,6 +429,28 @@ def _so_many(count: int) -> "Callable[[bytes, int], re.Match[bytes] | None]":
 def _name(kind: Any) -> str:
     name: str = kind["type"] if isinstance(kind, Mapping) else kind
     return name
+
+
+def _resolve(kind: Any, known: dict[str, Any], space: str = "") -> Any:
+    """The type with the definitions of the types that it names (Avro spec, "Names"); `known` are those before it."""
+    if isinstance(kind, list):
+        return [_resolve(branch, known, space) for branch in kind]
+    if isinstance(kind, str):
+        return known.get(kind if "." in kind or not space else f"{space}.{kind}", kind)
+    name: str = kind.get("name", "")
+    space = name.rpartition(".")[0] or kind.get("namespace", space)
+    resolved = dict(kind)
+    if "fields" in kind:
+        resolved["fields"] = [
+            field | {"type": _resolve(field["type"], known, space)} for field in kind["fields"]
+        ]
+    for part in ("type", "items", "values"):
+        # A type in a field, or around another one.
+        if part in kind and not (part == "type" and isinstance(kind["type"], str)):
+            resolved[part] = _resolve(kind[part], known, space)
+    if name:
+        known[name if "." in name or not space else f"{space}.{name}"] = resolved
+    return resolved
 
 
 def _in_turn(members: Sequence[Member]) -> Step:

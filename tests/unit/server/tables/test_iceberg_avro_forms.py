@@ -77,6 +77,39 @@ def test_every_type_that_nobody_asks_for_is_passed_over() -> None:
         assert entries_of(fields, content + b"\x02").columns["status"] == [1], kind
 
 
+def test_a_named_type_is_written_once_and_named_after_that() -> None:
+    """Avro spec, "Names": as writers do for two partition fields of one decimal type, or of UUIDs"""
+    amount = {"type": "fixed", "name": "decimal_10_2", "size": 5, "logicalType": "decimal", "precision": 10}
+    members = [
+        {"name": "net", "type": ["null", amount], "field-id": 1000},
+        {"name": "gross", "type": ["null", "decimal_10_2"], "field-id": 1001},
+    ]
+    partition = {"type": "record", "name": "r102", "fields": members}
+    data_file = [{"name": "partition", "type": partition, "field-id": 102}]
+    of_files = {"type": "record", "name": "r2", "fields": data_file}
+    fields = [{"name": "data_file", "type": of_files, "field-id": 2}, STATUS]
+    content = b"\x02" + bytes([0, 0, 0, 0, 1]) + b"\x02" + bytes([0, 0, 0, 0, 2]) + b"\x02"
+    entries = entries_of(fields, content)
+    assert entries.partition == {(0, 1000): [bytes([0, 0, 0, 0, 1])], (0, 1001): [bytes([0, 0, 0, 0, 2])]}
+    assert set(entries.partition_kinds.values()) == {"fixed"}
+
+
+@pytest.mark.parametrize("other", ["f", "org.made.f"])
+def test_names_are_found_in_the_namespace_around_them(other: str) -> None:
+    fixed = {"type": "fixed", "name": "f", "size": 3}
+    members = [{"name": "a", "type": fixed}, {"name": "b", "type": {"type": "array", "items": other}}]
+    inner = {"type": "record", "name": "n", "namespace": "org.made", "fields": members}
+    fields = [{"name": "other", "type": inner, "field-id": 9000}, STATUS]
+    assert entries_of(fields, bytes(3) + b"\x02abc\x00" + b"\x02").columns["status"] == [1]
+
+
+def test_a_type_in_itself_or_nowhere_is_an_error() -> None:
+    members = [{"name": "next", "type": ["null", "n"]}]
+    for kind in ({"type": "record", "name": "n", "fields": members}, "nowhere"):
+        with pytest.raises(AvroError, match=r"its schema has the type (n|nowhere)"):
+            entries_of([{"name": "other", "type": kind, "field-id": 9000}, STATUS], b"\x00\x02")
+
+
 def test_fields_without_ids_are_known_by_their_names() -> None:
     entries = entries_of(
         [{"name": "status", "type": "int"}, {"name": "file_path", "type": "string"}], b"\x02\x02a"
