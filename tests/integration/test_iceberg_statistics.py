@@ -26,7 +26,7 @@ PREDICATES = campaign_size(in_ci=24, in_campaign=64)
 # Fewer of them through Spark, which needs a tenth of a second for each, than through the server.
 BY_SPARK = campaign_size(in_ci=4, in_campaign=24)
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(campaign_size(in_ci=600, in_campaign=7200))
 
 
 @dataclass(frozen=True)

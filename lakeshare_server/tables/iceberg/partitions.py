@@ -255,7 +255,8 @@ def _span_of(transform: str, source: str) -> Callable[[Any], Span] | None:
         if source == "string":
             return partial(_prefix, width)
         if source in ("int", "long") or source.startswith("decimal"):
-            return lambda value: (value, value + width - 1)
+            # Java truncates the least integers to ones beyond them, which wrap around to the greatest ones.
+            return lambda value: (None, None) if value % width else (value, value + width - 1)
     return None
 
 

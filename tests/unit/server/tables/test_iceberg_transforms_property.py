@@ -216,6 +216,8 @@ def test_no_file_with_a_match_is_left_out(number: int, tmp_path: Path) -> None:
         ("s", "truncate[1]", "\U0010ffff", "\U0010ffff", None),
         ("s", "truncate[1]", "\ud7ff", "\ud7ff", "\ue000"),
         ("i", "truncate[10]", -10, -10, -1),
+        # Of -2147483648, as Java truncates it.
+        ("i", "truncate[10]", 2147483646, None, None),
         ("m", "truncate[50]", Decimal("10.00"), Decimal("10.00"), Decimal("10.49")),
         ("n", "bucket[4]", 2, None, None),
         ("n", "void", None, None, None),
