@@ -15,6 +15,7 @@ from nessie_fixtures import RunningNessie, a_table
 from lakeshare_pipelines.errors import NessieError
 from lakeshare_pipelines.nessie.server import ensure_nessie, nessie_for, nessie_status, stop_nessie
 from lakeshare_pipelines.settings import LakeSettings
+from lakeshare_pipelines.spark.jars import NESSIE_JAR, ensure_jars
 
 ENSURE = """\
 import sys
@@ -125,7 +126,19 @@ def test_only_its_owner_can_read_the_key_and_only_this_machine_reaches_the_serve
     assert {address.removeprefix("::ffff:") for address in listening} == {"127.0.0.1"}
 
 
-def test_a_lost_key_is_made_anew_and_trusted_by_a_server_that_is_kept_if_asked(settings):
+@pytest.fixture
+def own_cache(settings: LakeSettings, tmp_path: Path) -> LakeSettings:
+    """The settings with a cache folder in which no other server is about to write an archive of classes."""
+    [jar] = ensure_jars(settings, [NESSIE_JAR]).values()
+    (tmp_path / "jars").mkdir()
+    for path in (jar, jar.with_name(f"{jar.name}.verified")):
+        (tmp_path / "jars" / path.name).symlink_to(path)
+    stop_nessie(settings)
+    return settings.model_copy(update={"cache_dir": tmp_path})
+
+
+def test_a_lost_key_is_made_anew_and_trusted_by_a_server_that_is_kept_if_asked(own_cache):
+    settings = own_cache
     before = RunningNessie(settings, ensure_nessie(settings)).main()
     (settings.state_dir / "nessie" / "key.pem").unlink()
     with nessie_for(settings, keep=True) as endpoint:
@@ -136,6 +149,7 @@ def test_a_lost_key_is_made_anew_and_trusted_by_a_server_that_is_kept_if_asked(s
     [pid] = servers(settings)
     # The one before it has archived its classes for it.
     assert [where for where in archives(pid) if "nessie" in where]
+    assert list((settings.cache_dir / "jars").glob("nessie-*.jsa"))
 
 
 def test_a_server_without_a_record_of_its_own_is_replaced_and_left_to_another_process_that_uses_it(settings):
