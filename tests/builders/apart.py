@@ -10,7 +10,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from tests.builders.forks import FORKS
+from tests.builders.forks import FORKS, set_environment
 
 T = TypeVar("T")
 
@@ -30,14 +30,12 @@ class Apart:
 def process_apart(environment: Mapping[str, str]) -> Iterator[Apart]:
     """The other process, with this one's environment and these variables; it ends with the block."""
     variables = {**os.environ, **environment}
-    with ProcessPoolExecutor(1, FORKS, _set_environment, (variables,)) as pool:
+    with ProcessPoolExecutor(1, FORKS, _begin, (variables,)) as pool:
         yield Apart(pool)
 
 
-def _set_environment(variables: Mapping[str, str]) -> None:
+def _begin(variables: Mapping[str, str]) -> None:
     # As in tests/conftest.py: modules are no garbage, and little else is.
     gc.freeze()
     gc.set_threshold(100_000, 20, 20)
-    # Instead of the one that this process was forked from has.
-    os.environ.clear()
-    os.environ.update(variables)
+    set_environment(variables)

@@ -9,9 +9,9 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -30,7 +30,7 @@ from lakeshare_pipelines.wap.staged import Lake, Staged, Verdicts, open_lake
 from lakeshare_server.catalog import open_catalog
 from lakeshare_server.errors import LakeshareError
 from lakeshare_server.storage import Stores
-from tests.builders.forks import FORKS
+from tests.builders.forks import start_process
 from tests.builders.sets import green
 from tests.builders.shared_spark import SharedSpark
 from tests.builders.waiting import wait_until
@@ -43,8 +43,6 @@ class Run:
     """A run for another process: of a set's day from its delivery, or from what `judged` holds.
 
     With `gate` it is not audited: it is published as if its audit had passed, once that file exists.
-    It gets the variables of this process that configure Iceberg catalogs and have the keys of stores, as it is forked
-    from another one.
     The process gives the signal `sent` to its `victim` right after the `nth` call of `after` (`module:Class.function`),
     if that is given.
     """
@@ -60,11 +58,6 @@ class Run:
     victim: str = "self"
     sent: signal.Signals = signal.SIGKILL
     gate: Path | None = None
-    variables: Mapping[str, str] = field(default_factory=lambda: outside_variables())
-
-
-def outside_variables() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name.startswith(("PYICEBERG_", "AWS_"))}
 
 
 def run_until_killed(
@@ -91,9 +84,7 @@ def run_until_killed(
 
 def start_run(folder: Path, run: Run) -> BaseProcess:
     """Start a run in another process. An error of ours that ends it is written to `folder/error.txt`."""
-    process = FORKS.Process(target=carry_out, args=(folder / "error.txt", run))
-    process.start()
-    return process
+    return start_process(carry_out, folder / "error.txt", run)
 
 
 def wait_for_exit(process: BaseProcess, timeout_s: float = RUN_S) -> int:
@@ -112,7 +103,6 @@ def wait_for_exit(process: BaseProcess, timeout_s: float = RUN_S) -> int:
 
 def carry_out(error_file: Path, run: Run) -> None:
     """Carry out a run in this process; returns only if it is not killed."""
-    os.environ.update(run.variables)
     if run.after is not None:
         kill_after(run.after, run.nth, VICTIMS[run.victim](run.settings), run.sent)
     try:

@@ -26,7 +26,7 @@ from tests.builders.backup_batch import keys_of
 from tests.builders.backup_buckets import Copies, buckets, done_of
 from tests.builders.backup_processes import FORK
 from tests.builders.campaign import campaign_size
-from tests.builders.forks import FORKS
+from tests.builders.forks import start_process
 from tests.builders.shared_spark import SharedSpark
 from tests.builders.small_batches import BATCH, SlowCopies, SmallBatches
 from tests.builders.waiting import wait_until
@@ -114,7 +114,6 @@ def copied_again(times: Counter[str]) -> int:
 
 def an_executor(environment: dict[str, str], work: PortionWork, number: int, life: int | None) -> None:
     """What a process of Spark does with a portion; it is killed after so many copies, before it tells of the last."""
-    os.environ.update(environment)
     copy, copied = BucketCopier.copy, itertools.count(1)
 
     async def mortal_copy(copier: BucketCopier, wanted: CopyItem) -> Outcome:
@@ -128,9 +127,8 @@ def an_executor(environment: dict[str, str], work: PortionWork, number: int, lif
         work.copy(number)
 
 
-def a_run(environment: dict[str, str], settings: LakeSettings, task: CopyTask) -> None:
+def a_run(settings: LakeSettings, task: CopyTask) -> None:
     """A process with a driver of its own that copies a task; the test kills it."""
-    os.environ.update(environment)
     with spark_session(settings) as spark, pytest.MonkeyPatch.context() as patched:
         in_small_steps(patched, SlowCopies)
         SparkEngine(lambda: spark, workers=WORKERS).copy(task, nothing)
@@ -278,8 +276,7 @@ def test_a_run_goes_on_after_its_driver_is_killed(lake: Lake, copies: Copies) ->
             SparkEngine(lambda: lake.spark, workers=WORKERS, poll_s=0.05).copy(task, nothing)
         else:
             # A driver of its own: in a fork of this process, PySpark would continue the driver of this one.
-            run = FORKS.Process(target=a_run, args=(dict(os.environ), lake.settings, task))
-            run.start()
+            run = start_process(a_run, lake.settings, task)
             # Every look lists all objects, while the driver starts for a long time.
             wait_until(lambda times=times: times_copied(copies).total() > times.total(), look_s=1)
             run.join(chance.uniform(0, LIFE_S))

@@ -24,7 +24,7 @@ from lakeshare_pipelines.wap.iceberg import IcebergStaging
 from lakeshare_pipelines.wap.stage import list_staging_locations, stage
 from lakeshare_pipelines.wap.staged import Staged, list_recorded_names, make_staging_prefix, open_lake
 from tests.builders.audits import NOT_NULL, a_rule, a_set, flight_rows, flights, stage_rows
-from tests.builders.forks import FORKS
+from tests.builders.forks import start_process
 from tests.builders.killed_run import wait_for_exit
 from tests.builders.main_state import main_state
 from tests.builders.sets import a_contract, a_delivery, orders
@@ -42,10 +42,7 @@ def test_a_full_disk_and_a_killed_spark_are_errors_of_each_run_that_stages_or_au
         a_delivery(lake.settings, contract, DAY, orders(DAY))
     seen = tmp_path / "seen.txt"
 
-    process = FORKS.Process(
-        target=work_on_a_dying_spark, args=(lake.settings, contracts, audited, rows, seen)
-    )
-    process.start()
+    process = start_process(work_on_a_dying_spark, lake.settings, contracts, audited, rows, seen)
 
     assert wait_for_exit(process) == 0
     assert seen.read_text().splitlines() == [

@@ -20,7 +20,7 @@ from lakeshare_pipelines.spark.session import (
     open_session,
 )
 from lakeshare_pipelines.wap.staged import Lake
-from tests.builders.forks import FORKS
+from tests.builders.forks import start_process
 from tests.builders.killed_run import Run, start_run, wait_for_exit
 from tests.builders.main_state import rows_on_main
 from tests.builders.sets import a_delivery, orders
@@ -57,9 +57,7 @@ def test_a_set_is_published_through_spark_connect(lake, ledger, contract, connec
 def test_a_connect_server_that_does_not_respond_is_an_error_that_names_it(settings):
     [port] = free_ports(1)
     away = settings.model_copy(update={"spark_mode": "connect", "spark_remote": f"sc://127.0.0.1:{port}"})
-    process = FORKS.Process(target=require_no_response, args=(away,))
-    process.start()
-    assert wait_for_exit(process) == 0
+    assert wait_for_exit(start_process(require_no_response, away)) == 0
 
 
 def require_no_response(settings: LakeSettings) -> None:

@@ -1,7 +1,7 @@
 """Several processes open, migrate and append to one catalog at once; nothing is lost, doubled or skipped."""
 
 from lakeshare_server.catalog import Ledger, open_catalog
-from tests.builders.forks import FORKS
+from tests.builders.forks import start_process
 from tests.builders.ledger_process import append
 
 PROCESSES = 4
@@ -9,11 +9,7 @@ RUNS = 15
 
 
 def test_processes_that_start_together_share_one_dense_ledger(empty_url: str) -> None:
-    writers = [
-        FORKS.Process(target=append, args=(empty_url, f"w{number}", str(RUNS))) for number in range(PROCESSES)
-    ]
-    for writer in writers:
-        writer.start()
+    writers = [start_process(append, empty_url, f"w{number}", str(RUNS)) for number in range(PROCESSES)]
     for writer in writers:
         writer.join(120)
     assert [writer.exitcode for writer in writers] == [0] * PROCESSES

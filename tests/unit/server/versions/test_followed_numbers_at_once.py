@@ -11,7 +11,7 @@ from lakeshare_server.storage import Stores
 from lakeshare_server.versions import Versions, followed_iceberg
 from lakeshare_server.versions.metadata_sources import MetadataFolder, Pointer
 from tests.builders.followed_iceberg import NAME, OwnedTable, a_worker, following, log_of, pinned
-from tests.builders.forks import FORKS
+from tests.builders.forks import FORKS, start_process
 from tests.builders.sharing import Provider, a_provider
 
 WORKERS = 4
@@ -66,9 +66,7 @@ def test_processes_that_look_at_once_number_each_state_once(
     for _ in range(3):
         table.append_days(1)
     go, told = FORKS.Event(), FORKS.Queue()
-    workers = [FORKS.Process(target=look_in_a_process, args=(tmp_path, go, told)) for _ in range(2)]
-    for worker in workers:
-        worker.start()
+    workers = [start_process(look_in_a_process, tmp_path, go, told) for _ in range(2)]
     go.set()
     numbers = [told.get(timeout=60) for _ in workers]
     for worker in workers:
