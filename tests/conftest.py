@@ -39,9 +39,13 @@ LARGE_YOUNG = "-XX:InitialRAMPercentage=6"
 # The jars are pinned by digest: verifying the bytecode of their classes is a fifth of a driver's start.
 UNVERIFIED = "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 
+# Drivers of tests differ in their jars and options: each would write an archive of its classes, in 20 seconds of the
+# processor, and most would write one only (docs/adr/0091).
+NO_ARCHIVE = "-Xshare:auto"
+
 # For many queries on few rows, and many small files.
 os.environ.setdefault(
-    "LAKESHARE_SPARK_DRIVER_OPTIONS", f"{SHORT_RUNS} {LARGE_YOUNG} {UNVERIFIED} {INTERPRETED}"
+    "LAKESHARE_SPARK_DRIVER_OPTIONS", f"{SHORT_RUNS} {LARGE_YOUNG} {UNVERIFIED} {NO_ARCHIVE} {INTERPRETED}"
 )
 os.environ.setdefault("SPARK_DIST_CLASSPATH", str(LOCAL_FILES))
 

@@ -80,27 +80,36 @@ class TableAudit:
         self.is_whole = self.record is not None and self.record.is_whole
         self.is_by_partition = contract.is_by_partition(table)
         self._counts: Mapping[str, int] | None = None
-        self._rows: DataFrame | None = None
+        self._rows: DataFrame
+        self._held = ExitStack()
 
     def verdicts(self, specs: list[CheckSpec]) -> list[Verdict]:
-        try:
-            with self._translate_errors():
-                rows = self._rows = self.staging.rows_of_run(self.staged, self.table)
-                if self._is_small():
-                    rows.persist()
-        except PipelineError:
-            raise
-        except Exception as error:
-            unreadable = checks.make_failed_finding(self.table, f"the staged table cannot be read: {error}")
-            return [_make_verdict(spec, unreadable) for spec in specs]
-        try:
+        reads_whole = any(map(partial(checks.needs_whole_table, self.contract, self.table), self.table.rules))
+        with open_ledger(self.lake.settings) as ledger:
+            published = ledger.latest(self.table.name) if reads_whole else None
+        # What is held last goes first: Spark would plan a frame again when one that it reads goes.
+        with self._held:
+            try:
+                with self._translate_errors():
+                    rows = self._rows = self.staging.rows_of_run(self.staged, self.table)
+                    self._hold(rows)
+                    if reads_whole and self._after is not rows:
+                        self._hold(self._after, 0 if published is None else published.rows)
+            except PipelineError:
+                raise
+            except Exception as error:
+                unreadable = checks.make_failed_finding(
+                    self.table, f"the staged table cannot be read: {error}"
+                )
+                return [_make_verdict(spec, unreadable) for spec in specs]
             by_name = self._checks(rows)
             return [_make_verdict(spec, self._run(by_name[spec.name])) for spec in specs]
-        finally:
-            rows.unpersist()
 
-    def _is_small(self) -> bool:
-        return self.record is not None and self.record.rows * len(self.table.columns) <= MAX_HELD_VALUES
+    def _hold(self, frame: "DataFrame", other_rows: int = 0) -> None:
+        """Hold the rows of the run, and so many others, in Spark's memory if they are few."""
+        rows = None if self.record is None else self.record.rows + other_rows
+        if rows is not None and rows * len(self.table.columns) <= MAX_HELD_VALUES:
+            self._held.callback(frame.persist().unpersist)
 
     def _checks(self, rows: "DataFrame") -> dict[str, Callable[[], Finding]]:
         types = checks.get_types(rows.schema)
@@ -119,15 +128,12 @@ class TableAudit:
             **{ref.name: partial(self._check_reference, ref, rows, types) for ref in self.table.references},
         }
 
-    # Cached, because Delta rebuilds a table's state for each reading of a version.
     @cached_property
     def _main(self) -> "DataFrame | None":
         return self.staging.on_main(self.staged, self.table)
 
     @cached_property
     def _after(self) -> "DataFrame":
-        if self._rows is None:
-            raise ValueError(f"the rows of {self.table.name} are not read yet")
         return self.staging.table_around(self.staged, self.table, self._rows)
 
     def _check_structure(self, types: Types) -> Finding:

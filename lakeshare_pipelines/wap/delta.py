@@ -9,7 +9,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import reduce
@@ -105,6 +105,7 @@ class DeltaStaging:
     def __init__(self, lake: Lake, contract: SetContract) -> None:
         self.lake, self.contract = lake, contract
         self.tables = {table.name: table for table in contract.tables}
+        self._on_main: dict[tuple[str, int], DataFrame] = {}
 
     def open(self, ref: str) -> str:
         lake_root = self.contract.warehouse or self.lake.settings.lake_root
@@ -256,8 +257,11 @@ class DeltaStaging:
         version = json.loads(staged.base)[table.name]
         if version == ABSENT:
             return None
-        path = self.location(table.name)
-        return self.lake.spark.read.format("delta").option("versionAsOf", version).load(path)
+        # Delta rebuilds the state of a table each time that a version is read.
+        if (table.name, version) not in self._on_main:
+            reader = self.lake.spark.read.format("delta").option("versionAsOf", version)
+            self._on_main[table.name, version] = reader.load(self.location(table.name))
+        return self._on_main[table.name, version]
 
     def definition(self, staged: Staged, table: Table) -> str | None:
         base = json.loads(staged.base)[table.name]
@@ -358,28 +362,20 @@ class DeltaStaging:
             for ref in written_ms.keys() - published:
                 since_ms[ref] = max(since_ms.get(ref, 0), written_ms[ref])
         # A run that ended before its locations were marked; otherwise no commit is read.
-        landed = self._find_landed(since_ms.keys()) if since_ms else set()
+        names = self.tables if since_ms else ()
+        commits = (commit for name in names for _, commit in self._effective_commits(name))
+        landed = {ref for commit in commits if (ref := str(commit.get(PROPERTY + "ref"))) in since_ms}
         return [
             (ref, datetime.fromtimestamp(at_ms / 1000, UTC))
             for ref, at_ms in since_ms.items()
             if ref not in landed
         ]
 
-    def _find_landed(self, refs: Collection[str]) -> set[str]:
-        """Those of these staging locations that a table's commits name."""
-        commits = (commit for name in self.tables for _, commit in self._effective_commits(name))
-        return {ref for commit in commits if (ref := str(commit.get(PROPERTY + "ref"))) in refs}
-
     def discard(self, ref: str) -> None:
-        unpublished = [
-            name for name in self.tables if not self._is_published(self.staged_location(name, ref))
-        ]
-        written = {
-            name: self.lake.stores.written_between(self.staged_location(name, ref)) for name in unpublished
-        }
-        folders = [
-            self.staged_location(name, ref) for name, times_ms in written.items() if times_ms is not None
-        ]
+        stores, staged = self.lake.stores, {name: self.staged_location(name, ref) for name in self.tables}
+        unpublished = {name: at for name, at in staged.items() if stores.head(f"{at}/{PUBLISHED}") is None}
+        written = {name: stores.written_between(folder) for name, folder in unpublished.items()}
+        folders = [unpublished[name] for name, times_ms in written.items() if times_ms is not None]
         if folders:
             landed = [self._has_landed(name, ref, times_ms) for name, times_ms in written.items()]
             if all(landed):
@@ -389,11 +385,8 @@ class DeltaStaging:
             # A crash came between two tables' commits: the repair still needs the other folders.
             if any(landed):
                 return
-        for name in unpublished:
-            self.lake.stores.delete_folder(self.staged_location(name, ref))
-
-    def _is_published(self, folder: str) -> bool:
-        return self.lake.stores.head(f"{folder}/{PUBLISHED}") is not None
+        for folder in unpublished.values():
+            stores.delete_folder(folder)
 
     def mark_published(self, folder: str) -> None:
         self.lake.stores.write(f"{folder}/{PUBLISHED}", b"{}")

@@ -74,12 +74,6 @@ def require_no_response(settings: LakeSettings) -> None:
         open_session(settings)
 
 
-def test_the_driver_maps_its_classes_from_an_archive_or_makes_one(lake: Lake) -> None:
-    options = lake.spark.sparkContext.getConf().get("spark.driver.extraJavaOptions")
-    # Nothing but the first while another driver has claimed to write it.
-    assert '"-Xlog:cds*=off" ' in options
-
-
 def test_connect_without_an_address_names_the_setting(settings):
     with pytest.raises(SparkError, match="LAKESHARE_SPARK_REMOTE"):
         open_session(settings.model_copy(update={"spark_mode": "connect"}))

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pyspark
 import pytest
+from pyspark import SparkConf, java_gateway
+from pyspark.errors import PySparkRuntimeError
 
+from lakeshare_pipelines.errors import SparkError
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark.jars import (
     ARCHIVE_KEPT_S,
@@ -18,7 +21,8 @@ from lakeshare_pipelines.spark.jars import (
     make_archive_options,
     remove_unused_archives,
 )
-from lakeshare_pipelines.spark.session import _add_archive_options
+from lakeshare_pipelines.spark.session import _add_archive_options, start_driver
+from tests.builders.apart import process_apart
 
 PROGRAM = "org.apache.spark.launcher.Main"
 WRITES, MAPS = "-XX:ArchiveClassesAtExit=", "-XX:SharedArchiveFile="
@@ -145,3 +149,27 @@ def test_options_for_archives_of_the_user_stay_as_they_are(tmp_path: Path) -> No
     assert f'"{WRITES}{settings.cache_dir}' in made[0]
     assert WRITES not in made[1]
     assert made[1].endswith("-Dlog=b -Xint")
+
+
+def test_a_driver_starts_with_the_options_for_its_archive(tmp_path: Path) -> None:
+    settings = LakeSettings(state_dir=tmp_path, cache_dir=tmp_path / "cache")
+    (settings.cache_dir / "jars").mkdir(parents=True)
+    with process_apart({}) as apart:  # this process may have a driver already
+        options = apart(options_of_a_start, settings)
+    assert '"-Xlog:cds*=off" ' in options
+    assert WRITES in options
+    assert options.endswith("-Da=b")
+
+
+def options_of_a_start(settings: LakeSettings) -> str:
+    """The driver's options up to the start of its JVM, which fails."""
+    seen: list[str] = []
+
+    def launch(conf: SparkConf, **_: object) -> None:
+        seen.append(str(conf.get("spark.driver.extraJavaOptions")))
+        raise PySparkRuntimeError("not started", messageParameters={})
+
+    java_gateway.launch_gateway = launch  # this process ends with the test
+    with pytest.raises(SparkError):
+        start_driver(settings, {"spark.driver.extraJavaOptions": "-Da=b"})
+    return seen[0]

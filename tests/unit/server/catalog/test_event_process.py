@@ -142,15 +142,18 @@ def test_without_room_for_its_event_a_request_is_refused(
     with a_server(provider) as server, server.client(provider.recipient()) as client:
         assert len(files(client.post(f"{FLIGHTS}/query"))) == 3
         journal = logs[0]._journal
-        kept, was = os.dup(journal._file), journal.size
-        os.dup2(full, journal._file)
-        # The room that it has is used up: it needs more.
-        journal.size = len(journal._map)
+        kept = os.dup(journal._file)
+        with logs[0]._changed:  # the end of the first request may not be written yet
+            was = journal.size
+            os.dup2(full, journal._file)
+            # The room that it has is used up: it needs more.
+            journal.size = len(journal._map)
         refused = client.post(f"{FLIGHTS}/query")
         assert (refused.status_code, refused.json()["errorCode"]) == (503, "TEMPORARILY_UNAVAILABLE")
         assert "url" not in refused.text
-        os.dup2(kept, journal._file)
-        journal.size = was
+        with logs[0]._changed:
+            os.dup2(kept, journal._file)
+            journal.size = was
         assert len(files(client.post(f"{FLIGHTS}/query"))) == 3
     os.close(full)
     os.close(kept)
