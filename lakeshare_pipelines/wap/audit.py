@@ -85,8 +85,10 @@ class TableAudit:
 
     def verdicts(self, specs: list[CheckSpec]) -> list[Verdict]:
         reads_whole = any(map(partial(checks.needs_whole_table, self.contract, self.table), self.table.rules))
-        with open_ledger(self.lake.settings) as ledger:
-            published = ledger.latest(self.table.name) if reads_whole else None
+        published = None
+        if reads_whole:
+            with open_ledger(self.lake.settings) as ledger:
+                published = ledger.latest(self.table.name)
         # What is held last goes first: Spark would plan a frame again when one that it reads goes.
         with self._held:
             try:
@@ -98,9 +100,7 @@ class TableAudit:
             except PipelineError:
                 raise
             except Exception as error:
-                unreadable = checks.make_failed_finding(
-                    self.table, f"the staged table cannot be read: {error}"
-                )
+                unreadable = checks.make_failed_finding(self.table, f"the table cannot be read: {error}")
                 return [_make_verdict(spec, unreadable) for spec in specs]
             by_name = self._checks(rows)
             return [_make_verdict(spec, self._run(by_name[spec.name])) for spec in specs]

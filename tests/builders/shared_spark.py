@@ -24,7 +24,7 @@ from tests.builders.shared_folder import folder_of_all_workers
 
 START_S = 300.0
 # Collecting young objects took a tenth of its time with the 480 MB for them that a driver of tests has otherwise.
-DRIVER_MEMORY, LARGE_YOUNG = "4g", "-Xmn2g"
+DRIVER_MEMORY, YOUNG_MEMORY = "4g", "-Xmn2g"
 # Delta reads the state of a table by a job at each of its versions; those of tests have some lines.
 SMALL_LOGS = {"spark.databricks.delta.snapshotPartitions": "1"}
 OF_ALL_TESTS = (*S3_JARS, *GCS_JARS, *AZURE_JARS, *JDBC_JARS)
@@ -97,7 +97,7 @@ def driver_of_all_workers(
                     # Whatever the first worker's settings: tests of other stores and catalogs use this driver, too.
                     patch.setattr(driver_session, "list_store_jars", lambda _locations: OF_ALL_TESTS)
                     patch.setattr(driver_session, "LOCAL_CONF", {**driver_session.LOCAL_CONF, **SMALL_LOGS})
-                    options = f"{settings.spark_driver_options} {LARGE_YOUNG}"
+                    options = f"{settings.spark_driver_options} {YOUNG_MEMORY}"
                     larger = {"spark_driver_memory": DRIVER_MEMORY, "spark_driver_options": options}
                     session, started_here = open_session(settings.model_copy(update=larger)), True
                 address.write_text(json.dumps(asdict(SharedSpark.of(session))))

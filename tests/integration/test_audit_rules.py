@@ -4,6 +4,7 @@ import pytest
 
 from lakeshare_pipelines.contracts import Column
 from lakeshare_pipelines.contracts.rules import Assertion
+from lakeshare_pipelines.wap import checks
 from lakeshare_pipelines.wap.audit import audit
 from tests.builders.audits import (
     BETWEEN,
@@ -81,7 +82,16 @@ def test_each_rule_is_judged_by_itself_on_the_rows_it_is_about(lake):
 
 
 @pytest.mark.parametrize("table_format", ["iceberg", "delta"])
-def test_a_rule_about_the_table_sees_the_days_before_and_one_about_the_run_does_not(lake, table_format):
+def test_a_rule_about_the_table_sees_the_days_before_and_one_about_the_run_does_not(
+    lake, table_format, monkeypatch
+):
+    """The rows of both, which are few, are held in memory until the audit has ended."""
+    evaluate, held = checks.evaluate_rules, []
+
+    def noted(frame, rules):
+        held.append((frame, frame.storageLevel.useMemory))
+        return evaluate(frame, rules)
+
     contract = a_set(
         flights(
             a_rule("in_table", UNIQUE, column="id", scope="table"),
@@ -93,12 +103,15 @@ def test_a_rule_about_the_table_sees_the_days_before_and_one_about_the_run_does_
     )
     publish_rows(lake, contract, flights=flight_rows(10, id="id"))
     staged = stage_rows(lake, contract, partitions=[NEXT_DAY], flights=flight_rows(5, NEXT_DAY, id="id + 8"))
+    monkeypatch.setattr(checks, "evaluate_rules", noted)
 
     verdicts = audit(lake, contract, staged)
 
     assert {
         v.check: v.passed for v in verdicts.verdicts if v.check in {r.name for r in contract.tables[0].rules}
     } == {"in_table": False, "in_run": True, "with_day": True, "rows": True}
+    assert [in_memory for _, in_memory in held] == [True, True]
+    assert not any(frame.storageLevel.useMemory for frame, _ in held)
     assert sorted((row["day"], row["id"]) for row in of(verdicts, "in_table").samples) == [
         (DAY, 8), (DAY, 9), (NEXT_DAY, 8), (NEXT_DAY, 9),
     ]  # fmt: skip

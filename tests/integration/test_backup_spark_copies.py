@@ -112,7 +112,7 @@ def copied_again(times: Counter[str]) -> int:
     return times.total() - len(times)
 
 
-def an_executor(environment: dict[str, str], work: PortionWork, number: int, life: int | None) -> None:
+def an_executor(work: PortionWork, number: int, life: int | None) -> None:
     """What a process of Spark does with a portion; it is killed after so many copies, before it tells of the last."""
     copy, copied = BucketCopier.copy, itertools.count(1)
 
@@ -223,7 +223,7 @@ def test_an_executor_killed_at_random_points_loses_nothing_and_repeats_no_settle
         if told_as_copied(copies, task) == {f"objects/{key}" for key in keys}:
             break
         life = chance.randrange(1, 40) if kills < KILLS else None
-        executor = FORK.Process(target=an_executor, args=(dict(os.environ), work, number, life))
+        executor = FORK.Process(target=an_executor, args=(work, number, life))
         executor.start()
         executor.join()
         if executor.exitcode == -signal.SIGKILL:
