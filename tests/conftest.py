@@ -21,7 +21,6 @@ from _pytest.unraisableexception import gc_collect_iterations_key
 from sqlalchemy import Engine
 from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 from sqlalchemy.util import LRUCache
-from xdist.scheduler import LoadFileScheduling
 
 from lakeshare_pipelines.settings import SHORT_RUNS
 
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
 INTERPRETED = "-Dspark.sql.codegen.wholeStage=false -Dspark.sql.codegen.factoryMode=NO_CODEGEN"
 # Spark's launcher appends it to the class path; LocalFiles.java beside it has the reason.
-LOCAL_FILES = Path(__file__).parent / "builders" / "local_files" / "local_files.jar"
+SPARK_CLASSES = Path(__file__).parent / "builders" / "spark_classes" / "spark_classes.jar"
 
 # By default a heap begins with a sixty-fourth of the memory, and young objects are collected several times as often.
 LARGE_YOUNG = "-XX:InitialRAMPercentage=6"
@@ -47,7 +46,7 @@ NO_ARCHIVE = "-Xshare:auto"
 os.environ.setdefault(
     "LAKESHARE_SPARK_DRIVER_OPTIONS", f"{SHORT_RUNS} {LARGE_YOUNG} {UNVERIFIED} {NO_ARCHIVE} {INTERPRETED}"
 )
-os.environ.setdefault("SPARK_DIST_CLASSPATH", str(LOCAL_FILES))
+os.environ.setdefault("SPARK_DIST_CLASSPATH", str(SPARK_CLASSES))
 
 # As in lakeshare_pipelines.cli.main: in a background job, Dagster would let every process of the tests ignore SIGTERM.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -177,22 +176,3 @@ def postgres() -> "Iterator[PostgresServer]":
 
     with running_postgres() as server:
         yield server
-
-
-class SparkOnTwoWorkers(LoadFileScheduling):
-    """Like `--dist loadfile`, but two workers begin with tests with Spark and further ones with tests without Spark.
-
-    A worker's Spark and Nessie cost 40 processor seconds to start and to warm up.
-    """
-
-    def _assign_work_unit(self, node: Any) -> None:
-        with_spark = node in self.nodes[:2]
-        fit = (file for file in self.workqueue if file.startswith("tests/integration/test_") == with_spark)
-        if (file := next(fit, None)) is not None:
-            self.workqueue.move_to_end(file, last=False)
-        super()._assign_work_unit(node)
-
-
-@pytest.hookimpl
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
-    return SparkOnTwoWorkers(config, log) if config.getoption("dist") == "loadfile" else None

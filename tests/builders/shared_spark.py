@@ -21,12 +21,17 @@ from lakeshare_pipelines.spark.jars import AZURE_JARS, GCS_JARS, JDBC_JARS, S3_J
 from lakeshare_pipelines.spark.session import keep_functions, open_session, stop_session
 from lakeshare_pipelines.wap.staged import Lake
 from tests.builders.shared_folder import folder_of_all_workers
+from tests.conftest import SPARK_CLASSES
 
 START_S = 300.0
 # Collecting young objects took a tenth of its time with the 480 MB for them that a driver of tests has otherwise.
 DRIVER_MEMORY, YOUNG_MEMORY = "4g", "-Xmn2g"
-# Delta reads the state of a table by a job at each of its versions; those of tests have some lines.
-SMALL_LOGS = {"spark.databricks.delta.snapshotPartitions": "1"}
+# Delta reads the state of a table by a job at each of its versions; those of tests have some lines. The class that is
+# before Spark's own: spark_classes/SparkClosureCleaner$.java has the reason.
+PROPERTIES = f"""
+spark.databricks.delta.snapshotPartitions 1
+spark.driver.extraClassPath {SPARK_CLASSES}
+"""
 OF_ALL_TESTS = (*S3_JARS, *GCS_JARS, *AZURE_JARS, *JDBC_JARS)
 
 
@@ -96,10 +101,13 @@ def driver_of_all_workers(
                 with pytest.MonkeyPatch.context() as patch:
                     # Whatever the first worker's settings: tests of other stores and catalogs use this driver, too.
                     patch.setattr(driver_session, "list_store_jars", lambda _locations: OF_ALL_TESTS)
-                    patch.setattr(driver_session, "LOCAL_CONF", {**driver_session.LOCAL_CONF, **SMALL_LOGS})
-                    options = f"{settings.spark_driver_options} {YOUNG_MEMORY}"
-                    larger = {"spark_driver_memory": DRIVER_MEMORY, "spark_driver_options": options}
-                    session, started_here = open_session(settings.model_copy(update=larger)), True
+                    (folder / "spark.properties").write_text(PROPERTIES)
+                    own = {
+                        "spark_driver_memory": DRIVER_MEMORY,
+                        "spark_driver_options": f"{settings.spark_driver_options} {YOUNG_MEMORY}",
+                        "spark_conf": folder / "spark.properties",
+                    }
+                    session, started_here = open_session(settings.model_copy(update=own)), True
                 address.write_text(json.dumps(asdict(SharedSpark.of(session))))
             fcntl.flock(users, fcntl.LOCK_SH)
         try:

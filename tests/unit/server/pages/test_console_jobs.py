@@ -79,10 +79,11 @@ def test_a_set_has_one_job_at_a_time_also_from_other_workers(jobs: Jobs) -> None
     with pytest.raises(CatalogConflict), other_worker.hold_set("orders"):
         pass
     assert other_worker.get(first.id).is_running
-    assert start(other_worker, "", "a/set of another name").is_running
+    assert start(other_worker, SLEEP, "a/set of another name").is_running
     jobs.close()
     assert (jobs.get(first.id).state, jobs.get(first.id).exit_code) == ("interrupted", -signal.SIGTERM)
     assert ended(other_worker, start(other_worker, "")).state == "succeeded"
+    other_worker.close()
 
 
 def test_a_job_that_takes_too_long_is_ended_even_if_it_ignores_that(

@@ -1,17 +1,19 @@
-"""Spark of the tests sets permissions of files by a system call, with the modes that Hadoop's `chmod` sets."""
+"""The classes that the driver of the tests has of its own."""
 
 import stat
 from pathlib import Path
 from zipfile import ZipFile
 
 from lakeshare_pipelines.wap.staged import Lake
-from tests.conftest import LOCAL_FILES
+from tests.conftest import SPARK_CLASSES
 
 
 def test_the_jar_was_built_from_the_source_beside_it() -> None:
-    with ZipFile(LOCAL_FILES) as jar:
-        for name in ("LocalFiles.java", "core-site.xml"):
-            assert jar.read(name) == LOCAL_FILES.with_name(name).read_bytes(), f"{name}: build the jar again"
+    with ZipFile(SPARK_CLASSES) as jar:
+        for name in ("LocalFiles.java", "SparkClosureCleaner$.java", "core-site.xml"):
+            assert jar.read(name) == SPARK_CLASSES.with_name(name).read_bytes(), (
+                f"{name}: build the jar again"
+            )
 
 
 def test_files_and_folders_have_the_modes_of_hadoop(lake: Lake, tmp_path: Path) -> None:
@@ -22,3 +24,8 @@ def test_files_and_folders_have_the_modes_of_hadoop(lake: Lake, tmp_path: Path) 
     written = [tmp_path / "written", *(tmp_path / "written").iterdir()]
     assert {stat.S_IMODE(path.stat().st_mode) for path in written if path.is_dir()} == {0o755}
     assert {stat.S_IMODE(path.stat().st_mode) for path in written if path.is_file()} == {0o644}
+
+
+def test_closures_are_not_checked_before_each_job(lake: Lake) -> None:
+    cleaner = lake.spark._jvm.java.lang.Class.forName("org.apache.spark.util.SparkClosureCleaner$")
+    assert cleaner.getProtectionDomain().getCodeSource().getLocation().getPath() == str(SPARK_CLASSES)

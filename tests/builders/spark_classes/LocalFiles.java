@@ -15,8 +15,8 @@ import org.apache.hadoop.fs.permission.FsPermission;
  * whose tables have many small files, that was more than a third of Spark's processor time.
  *
  * After a change, in this folder, with PySpark's `jars` folder in JARS:
- *   javac --release 17 -cp "$JARS/*" -d /tmp/local_files LocalFiles.java
- *   jar cf local_files.jar LocalFiles.java core-site.xml -C /tmp/local_files lakeshare
+ *   javac --release 17 -cp "$JARS/*" -d /tmp/classes *.java
+ *   jar cf spark_classes.jar *.java core-site.xml -C /tmp/classes .
  */
 public class LocalFiles extends LocalFileSystem {
   public LocalFiles() {
