@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import ssl
+import sys
 import tempfile
 from collections.abc import Iterator
 from functools import cache
@@ -126,6 +127,8 @@ def _list_special_files(folder: str, names: list[str]) -> list[str]:
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     session.config.stash[FAILED] = exitstatus != pytest.ExitCode.OK
+    if (shared_spark := sys.modules.get("tests.builders.shared_spark")) is not None:
+        shared_spark.stop_own_driver()
 
 
 @pytest.hookimpl(trylast=True)

@@ -5,8 +5,9 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Self
 
 import pytest
@@ -82,15 +83,21 @@ class SharedSpark:
         return SparkContext(gateway=gateway, jsc=java_context, conf=conf)
 
 
+# What this process does at the end of its tests.
+_at_end = ExitStack()
+stop_own_driver = _at_end.close
+
+
 @contextmanager
 def driver_of_all_workers(
     settings: LakeSettings, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SparkSession]:
     """A session in the driver that all workers of a test run share.
 
-    The first worker that needs it starts it by its settings, and stops it when the others have ended.
+    The first worker that needs it starts it by its settings. At the end of its tests (tests/conftest.py) it waits until
+    the others do not use it any more, and stops it.
     """
-    folder, started_here = folder_of_all_workers(tmp_path_factory) / "spark", False
+    folder = folder_of_all_workers(tmp_path_factory) / "spark"
     folder.mkdir(exist_ok=True)
     address = folder / "driver.json"
     with (folder / "users").open("a") as users:
@@ -107,17 +114,19 @@ def driver_of_all_workers(
                         "spark_driver_options": f"{settings.spark_driver_options} {YOUNG_MEMORY}",
                         "spark_conf": folder / "spark.properties",
                     }
-                    session, started_here = open_session(settings.model_copy(update=own)), True
+                    session = open_session(settings.model_copy(update=own))
                 address.write_text(json.dumps(asdict(SharedSpark.of(session))))
+                _at_end.callback(_stop, folder, session)
             fcntl.flock(users, fcntl.LOCK_SH)
-        try:
-            yield session
-        finally:
-            if started_here:
-                with hold_lock(folder / "start.lock", wait_s=START_S):
-                    address.unlink()
-                fcntl.flock(users, fcntl.LOCK_EX)
-                stop_session(session)
+        yield session
+
+
+def _stop(folder: Path, session: SparkSession) -> None:
+    with hold_lock(folder / "start.lock", wait_s=START_S):
+        (folder / "driver.json").unlink()
+    with (folder / "users").open("a") as users:
+        fcntl.flock(users, fcntl.LOCK_EX)
+        stop_session(session)
 
 
 def driver_pid() -> int | None:
