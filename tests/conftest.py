@@ -22,6 +22,7 @@ from _pytest.unraisableexception import gc_collect_iterations_key
 from sqlalchemy import Engine
 from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 from sqlalchemy.util import LRUCache
+from xdist.scheduler import LoadFileScheduling
 
 from lakeshare_pipelines.settings import SHORT_RUNS
 
@@ -179,3 +180,26 @@ def postgres() -> "Iterator[PostgresServer]":
 
     with running_postgres() as server:
         yield server
+
+
+class SparkOnTwoWorkers(LoadFileScheduling):
+    """Like `--dist loadfile`, but two workers begin with tests with Spark and further ones with tests without Spark.
+
+    A worker's Nessie and session of Spark cost 20 processor seconds to start and to warm up. Of the files with Spark
+    the longest are first, as a long one at the end would leave the other workers without work.
+    """
+
+    def _assign_work_unit(self, node: Any) -> None:
+        is_spark_worker = node in self.nodes[:2]
+
+        def rank(file: str) -> tuple[bool, int]:
+            has_spark = file.startswith("tests/integration/test_")
+            return has_spark != is_spark_worker, -(self.config.rootpath / file).stat().st_size * has_spark
+
+        self.workqueue.move_to_end(min(self.workqueue, key=rank), last=False)
+        super()._assign_work_unit(node)
+
+
+@pytest.hookimpl
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+    return SparkOnTwoWorkers(config, log) if config.getoption("dist") == "loadfile" else None
