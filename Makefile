@@ -19,10 +19,10 @@ demo: $(READY) ## Run the whole path on real flights, then stay for a look (ARGS
 demo-clean: $(READY) ## Stop and remove everything the demo made
 	@$(RUN)lakeshare demo --clean
 
-# Four at a time: much of the time is waiting for processes and disks. Bytecode is kept: four workers and some hundred
+# Three at a time: much of the time is waiting for processes and disks. Bytecode is kept: three workers and some hundred
 # processes would compile the packages anew where Python is told not to (common in containers).
 test: $(READY) ## Run every test, nothing skipped (ARGS=tests/unit runs a part)
-	env -u PYTHONDONTWRITEBYTECODE $(RUN)pytest -n 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+	env -u PYTHONDONTWRITEBYTECODE $(RUN)pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 campaign: $(READY) ## Run the randomised tests at their full counts, for hours (ARGS=tests/unit runs a part)
 	LAKESHARE_TEST_CAMPAIGN=1 $(RUN)pytest -n 2 --dist loadfile --timeout 0 -m campaign $(ARGS)
