@@ -185,8 +185,8 @@ def postgres() -> "Iterator[PostgresServer]":
 class SparkOnTwoWorkers(LoadFileScheduling):
     """Like `--dist loadfile`, but two workers begin with tests with Spark and further ones with tests without Spark.
 
-    A worker's Nessie and session of Spark cost 20 processor seconds to start and to warm up. Of the files with Spark
-    the longest are first, as a long one at the end would leave the other workers without work.
+    Each worker with Spark starts a Nessie and a session in the driver of all. The longest files with Spark are first,
+    by the size of their source: a long one at the end would leave the other workers without work.
     """
 
     def _assign_work_unit(self, node: Any) -> None:
