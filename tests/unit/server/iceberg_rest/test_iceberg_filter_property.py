@@ -233,7 +233,7 @@ def test_deep_filters_are_planned_as_far_as_they_are_read() -> None:
         told = told["left"]
     for _ in range(2000):
         deep = {"type": "not", "child": deep}
-    # Now, and not so deep that what other tests left open cannot be closed.
+    # Garbage of other tests: collected at the bottom of the recursion, what they left open could not be closed.
     gc.collect()
     with pytest.raises(BadRequest, match="too many levels"):
         parse_filter(deep, names(), is_of_snapshot=False)
