@@ -18,10 +18,8 @@ def _absolute(path: Path) -> Path:
 
 def make_private(folder: Path) -> None:
     """Create a folder and its missing parents for their owner only; an existing folder keeps its mode."""
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    for path in reversed(missing):
+    for path in reversed((folder, *folder.parents)):
         path.mkdir(mode=0o700, exist_ok=True)
-    folder.mkdir(exist_ok=True)
 
 
 # Fixed, because profiles and links that were sent contain these paths.

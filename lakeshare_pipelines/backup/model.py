@@ -1,14 +1,14 @@
 """Records of each step of a backup, kept as JSON in the workspace and the point; schemas of the row files."""
 
-import atexit
 import datetime as dt
 import os
+import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory, mkdtemp
+from tempfile import TemporaryDirectory, gettempdir
 from typing import TYPE_CHECKING, Literal
 
 import psutil
@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import BaseModel
 
+from lakeshare_pipelines.errors import BackupError
 from lakeshare_server.lazy import LazyModule
 from lakeshare_server.settings import make_private
 
@@ -304,9 +305,13 @@ def _connect(memory_bytes: int, spilled: str) -> "duckdb.DuckDBPyConnection":
 @cache
 def _database_of_process(_pid: int) -> "duckdb.DuckDBPyConnection":
     """The one DuckDB of this process: starting one takes 10 ms, which several queries per table would wait for."""
-    spilled = mkdtemp(prefix="lakeshare-backup-")
-    atexit.register(shutil.rmtree, spilled, ignore_errors=True)
-    return _connect(MEMORY_BYTES, spilled)
+    # DuckDB makes its folder when something is spilled, and removes it. A worker runs no exit handlers: what was made
+    # for each process before would stay. Its files are as open as their folder is.
+    private = Path(gettempdir()) / f"lakeshare-backup-{os.geteuid()}"
+    make_private(private)
+    if (seen := private.lstat()).st_uid != os.geteuid() or seen.st_mode & 0o077:
+        raise BackupError(str(private), "others can open this folder", "Remove it, or set TMPDIR.")
+    return _connect(MEMORY_BYTES, str(private / secrets.token_hex(8)))
 
 
 def load_rows(

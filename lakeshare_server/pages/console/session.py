@@ -199,7 +199,6 @@ async def read_form(http_request: Request, app_state: AppState) -> dict[str, str
 PageDep = Annotated[ConsoleRequest, Depends(authorize(Permission.LOOK))]
 SharePageDep = Annotated[ConsoleRequest, Depends(authorize(Permission.SHARE))]
 ChangeDep = Annotated[ConsoleRequest, Depends(with_form(Permission.SHARE))]
-OwnerChangeDep = Annotated[ConsoleRequest, Depends(with_form(Permission.ADMINISTER))]
 
 # Refusals that a form shows beside its fields; the others have a page of their own.
 SHOWN_IN_FORMS = (BadRequest, CatalogConflict, MalformedRequest, Unserveable)
