@@ -123,6 +123,11 @@ def ensure_listing(backup_run: BackupRun, now: dt.datetime) -> model.ListingReco
     if day in backup_run.points.days():
         fix = f"Look at it with `lakeshare backup show {name} {day}`, or make a point of now."
         raise BackupError(backup_run.title, "the point exists already, and a point is never replaced", fix)
+    if now < get_point_time(day):
+        fix = "Run it again then, or make a point of now."
+        raise BackupError(
+            backup_run.title, f"it can be made from {get_point_time(day):%Y-%m-%d %H:%M} UTC on", fix
+        )
     backup_run.points.claim(day, backup_run.owner)
     known = workspace.load("listing", model.ListingRecord)
     return known or make_listing(backup_run.backup, workspace, day, now)
@@ -221,7 +226,11 @@ def finish_point(backup_run: BackupRun, now: dt.datetime) -> model.Point:
 
 
 def abandon_point(backup_run: BackupRun) -> None:
-    """Stop the copies of a day, remove its steps and its claim; finished copies stay."""
+    """Stop the copies of a day, remove its steps and its claim; finished copies stay. Raises BackupError if no run has
+    claimed it."""
+    if backup_run.day not in backup_run.points.unfinished():
+        fix = f"`lakeshare backup list {backup_run.backup.name}` lists the points that are made."
+        raise BackupError(backup_run.title, "no run has claimed it", fix)
     make_engine(backup_run).cancel(backup_run.task())
     backup_run.workspace.remove()
     backup_run.points.release(backup_run.day)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lakeshare_pipelines.errors import BackupError, DamagedRecord
+from lakeshare_pipelines.errors import DamagedRecord
 from lakeshare_server.settings import make_private
 
 if TYPE_CHECKING:
@@ -31,11 +31,26 @@ backup_app = typer.Typer(
 )
 
 
+def _check_day(day: str | None) -> str | None:
+    from lakeshare_pipelines.backup.points import get_point_time
+
+    if day is not None:
+        try:
+            get_point_time(day)
+        except ValueError as error:
+            raise typer.BadParameter(f"{day!r} is no day; give YYYY-MM-DD") from error
+    return day
+
+
 Name = Annotated[
     str | None, typer.Argument(metavar="[BACKUP]", help="A declared backup; the only one by default.")
 ]
 RequiredName = Annotated[str, typer.Argument(metavar="BACKUP", help="A declared backup.")]
+Day = Annotated[str, typer.Argument(help="The point's day, like 2026-11-20.", callback=_check_day)]
 NewestDay = Annotated[str | None, typer.Argument(help="The point's day; the newest by default.")]
+DayToMake = Annotated[
+    str | None, typer.Option(help="YYYY-MM-DD; the current time by default.", callback=_check_day)
+]
 PROGRESS_S = 2.0
 MAX_NAMED = 20
 
@@ -70,10 +85,7 @@ def _require_day(points: "Points", day: str | None) -> str:
 
 
 @backup_app.command("run")
-def run(
-    name: Name = None,
-    day: Annotated[str | None, typer.Option(help="YYYY-MM-DD; the current time by default.")] = None,
-) -> None:
+def run(name: Name = None, day: DayToMake = None) -> None:
     """Make a backup point: list, plan, copy, verify. With --day, continue an interrupted run."""
     from lakeshare_pipelines.backup.points import wait_for_point_name
     from lakeshare_pipelines.backup.run import BackupRun, make_point
@@ -119,7 +131,7 @@ def show(name: RequiredName, day: NewestDay = None) -> None:
 
 
 @backup_app.command("release")
-def release(name: RequiredName, day: Annotated[str, typer.Argument(help="The claimed day.")]) -> None:
+def release(name: RequiredName, day: Day) -> None:
     """Release the claim on a day's point: stop its copies and let another run make it. Finished copies stay."""
     from lakeshare_pipelines.backup.run import BackupRun, abandon_point
     from lakeshare_pipelines.wap.staged import open_lake
@@ -127,7 +139,7 @@ def release(name: RequiredName, day: Annotated[str, typer.Argument(help="The cla
     settings, backup = load_backup(name)
     with open_lake(settings) as lake:
         abandon_point(BackupRun(settings, backup, day, "by hand", lambda: lake.spark))
-    typer.echo(f"{backup.name} {day} can be made again")
+    typer.echo(f"{backup.name} {day} can be made by another run")
 
 
 def show_progress() -> "Callable[[Progress], None]":
@@ -174,10 +186,7 @@ def _show_point(point: "Point") -> None:
 
 
 @backup_app.command("plan")
-def plan(
-    name: Name = None,
-    day: Annotated[str | None, typer.Option(help="YYYY-MM-DD; the current time by default.")] = None,
-) -> None:
+def plan(name: Name = None, day: DayToMake = None) -> None:
     """Show what a point would copy: objects, bytes, requests, US dollars, minutes. Copies and stores nothing.
 
     Exit code 1 if the plan exceeds the backup's bounds, or no listing has arrived yet.
@@ -185,14 +194,10 @@ def plan(
     from tempfile import TemporaryDirectory
 
     from lakeshare_pipelines.backup.plan import make_plan, require_within_bounds
-    from lakeshare_pipelines.backup.points import Points, Workspace, get_point_time, wait_for_point_name
+    from lakeshare_pipelines.backup.points import Points, Workspace, wait_for_point_name
 
     settings, backup = load_backup(name)
     day = day or wait_for_point_name()
-    try:
-        get_point_time(day)
-    except ValueError as error:
-        raise typer.BadParameter(f"{day!r} is no day; give YYYY-MM-DD", param_hint="--day") from error
     make_private(settings.state_dir)
     with TemporaryDirectory(dir=settings.state_dir, prefix="plan-") as scratch:
         workspace = Workspace(settings.state_dir / scratch / day)
@@ -260,7 +265,7 @@ def _show_plan(backup: "Backup", drawn: "PlanRecord") -> None:
 @backup_app.command("jobs")
 def jobs(
     name: RequiredName,
-    day: Annotated[str, typer.Argument(metavar="DAY", help="The point's day, like 2026-11-20.")],
+    day: Day,
     confirm: Annotated[bool, typer.Option("--confirm", help="Confirm jobs that wait for it.")] = False,
     priority: Annotated[int | None, typer.Option(min=0, max=2**31 - 1, help="New priority of jobs.")] = None,
     cancel: Annotated[bool, typer.Option("--cancel", help="Cancel jobs; finished copies stay.")] = False,
@@ -273,10 +278,7 @@ def jobs(
     from lakeshare_pipelines.backup.run import BackupRun
 
     settings, backup = load_backup(name)
-    try:
-        engine, task = AwsBatchEngine(backup), BackupRun(settings, backup, day, owner="").task()
-    except ValueError as error:
-        raise BackupError(f"day {day!r}", "it is no day", "Give one like 2026-11-20.") from error
+    engine, task = AwsBatchEngine(backup), BackupRun(settings, backup, day, owner="").task()
     if priority is not None:
         typer.echo(f"jobs with priority {priority} now: {engine.set_priority(task, priority)}")
     if confirm:
@@ -388,8 +390,10 @@ def sweep(
 @backup_app.command("lock")
 def lock(
     name: RequiredName,
-    day: Annotated[str, typer.Argument(help="The point's day.")],
-    until: Annotated[str | None, typer.Option(help="YYYY-MM-DD; by default the end of its class.")] = None,
+    day: Day,
+    until: Annotated[
+        str | None, typer.Option(callback=_check_day, help="YYYY-MM-DD; by default the end of its class.")
+    ] = None,
 ) -> None:
     """Lock a point's copies with Object Lock, or extend their lock; a lock is never shortened."""
     from lakeshare_pipelines.backup.points import get_point_time
@@ -397,11 +401,8 @@ def lock(
 
     points = _find_points(name)
     point = points.get(day)
-    try:
-        ends = compute_lock_end(point.made_at, point.retention_class, points.backup.retention)
-        ends = ends if until is None else get_point_time(until)
-    except ValueError as error:
-        raise typer.BadParameter(f"{until!r} is no day; give YYYY-MM-DD", param_hint="--until") from error
+    ends = compute_lock_end(point.made_at, point.retention_class, points.backup.retention)
+    ends = ends if until is None else get_point_time(until)
     if ends <= dt.datetime.now(dt.UTC):
         typer.echo(f"{name} {day}: its class ended on {ends:%Y-%m-%d}; give --until to lock it longer")
         raise typer.Exit(1)

@@ -25,6 +25,7 @@ from tests.builders.hostile.matrix import recorded_sources, sources
 from tests.builders.hostile.place import HostileTable
 from tests.builders.hostile.served import CLIENT_FEATURES, SHARE, ServedTable, quietly
 from tests.builders.hostile.types import UNANNOUNCED
+from tests.builders.kernel import read_by_the_kernel
 from tests.builders.promises import outcomes, promised, require_kept
 from tests.builders.protocol_lines import Format, Line
 from tests.builders.protocol_reader import Answer, refusal
@@ -231,15 +232,6 @@ def test_what_nobody_can_read_is_refused_as_the_tables_fault(table: ServedTable)
     with pytest.raises(LakeshareError):
         promised(table.served.provider.settings, table.served.provider.catalog, table.path)
     assert {served_as for served_as, _ in outcomes(table.client, table.path).values()} == {None}
-
-
-def read_by_the_kernel(place: Path) -> pa.Table:
-    """A local table as the kernel in the Python client reads it without any server."""
-    import delta_kernel_rust_sharing_wrapper as kernel
-
-    interface = kernel.PythonInterface(place.as_uri())
-    scan = kernel.ScanBuilder(kernel.Table(place.as_uri()).snapshot(interface)).build()
-    return pa.Table.from_batches(scan.execute(interface))
 
 
 def read_by_pyarrow(place: Path) -> pa.Table:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -42,6 +42,9 @@ from lakeshare_server.catalog import Catalog, Ledger
 from lakeshare_server.storage import normalise_location
 from lakeshare_server.tables.delta.files import vector_name
 from lakeshare_server.tables.delta.log import Key
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
 
 
 def list_tables_of_set(settings: LakeSettings, name: str) -> list[str]:
@@ -123,10 +126,10 @@ def _compare_partition(
     now = targets.find_newest_commit(sort_names(list_log_names(work.store, work.root)))
     if now is None:
         raise BackupError(work.place, "there is no table", "Restore the whole table in place.")
-    _require_like(work, now)
+    values = _name_physically(_require_like(work, now), partition)
     copies, stored_root = open_store(work.selected.copies), work.selected.table.stored_root
-    then = _filter_partition(targets.read_live_adds(copies, stored_root, work.selected.version), partition)
-    live = _filter_partition(targets.read_live_adds(work.store, work.root, now), partition)
+    then = _filter_partition(targets.read_live_adds(copies, stored_root, work.selected.version), values)
+    live = _filter_partition(targets.read_live_adds(work.store, work.root, now), values)
     if not then:
         description = ", ".join(f"{name}={value}" for name, value in partition.items())
         raise BackupError(
@@ -159,6 +162,19 @@ def _list_keys(root: str, add: targets.Add) -> list[str]:
     if vector is not None and vector["storageType"] == "u":
         keys.append(str(vector_name(root, "u", vector["pathOrInlineDv"])))
     return keys
+
+
+def _name_physically(table: "DeltaTable", partition: PartitionValues) -> PartitionValues:
+    """The values by the names that columns have in the log (Delta PROTOCOL.md, "Column Mapping")."""
+    columns = table.metadata().partition_columns
+    if unknown := partition.keys() - columns:
+        fix = f"The table is partitioned by {', '.join(columns) or 'no column'}."
+        raise BackupError(f"partition column {min(unknown)}", "the table has no such partition column", fix)
+    physical = {
+        field.name: str(field.metadata.get("delta.columnMapping.physicalName", field.name))
+        for field in table.schema().fields
+    }
+    return {physical[name]: value for name, value in partition.items()}
 
 
 def _filter_partition(adds: Adds, partition: PartitionValues) -> Adds:
@@ -195,8 +211,8 @@ def _to_log_json(action: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if not name.endswith("_parsed")}
 
 
-def _require_like(work: TableRestore, now: int) -> None:
-    """Refuse a table whose columns changed, or whose features need more than files in a commit."""
+def _require_like(work: TableRestore, now: int) -> "DeltaTable":
+    """The live table; refused if its columns changed, or its features need more than files in a commit."""
     from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError
 
@@ -221,6 +237,7 @@ def _require_like(work: TableRestore, now: int) -> None:
         fix = "Restore the table to another place, and overwrite the partition from there."
     if reason:
         raise BackupError(work.place, reason, fix)
+    return live
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """A partition of a live Delta table goes back to what it was, by one commit that touches nothing else."""
 
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,11 +12,15 @@ from deltalake import DeltaTable
 from lakeshare_pipelines.backup.config import Backup
 from lakeshare_pipelines.backup.model import Point
 from lakeshare_pipelines.backup.restore.copies import RestoreRecord
-from lakeshare_pipelines.backup.restore.tables import PointRestore
+from lakeshare_pipelines.backup.restore.tables import REMOVE_FIELDS, PointRestore
+from lakeshare_pipelines.backup.restore.targets import read_live_adds
+from lakeshare_pipelines.backup.stores import open_store
 from lakeshare_pipelines.errors import BackupError
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_server.catalog import Catalog
+from lakeshare_server.catalog import Catalog, open_catalog
 from tests.builders.backup_points import KeptPoint
+from tests.builders.hostile.matrix import unpack
+from tests.builders.kernel import read_by_the_kernel
 from tests.builders.lake_tables import a_delta_table, append_delta, some_rows
 
 FIRST, SECOND = "2013-01-01", "2013-01-02"
@@ -51,6 +56,14 @@ def kept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     if request.param == "checkpoint":
         DeltaTable(root).create_checkpoint()
     return KeptPoint.of(folder)
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the hostile tables."""
+    folder = tmp_path_factory.mktemp("hostile")
+    unpack(folder)
+    return folder / "tables"
 
 
 @pytest.fixture
@@ -102,7 +115,10 @@ def test_a_partition_that_is_what_it_was_gets_no_commit(scene: Scene) -> None:
 
 @pytest.mark.parametrize(
     ("values", "said"),
-    [({"day": "2020-01-01"}, "no files of day=2020-01-01"), ({"month": "1"}, "no files of")],
+    [
+        ({"day": "2020-01-01"}, "no files of day=2020-01-01"),
+        ({"month": "1"}, "no such partition column. The table"),
+    ],
 )
 def test_a_partition_that_never_was_is_refused(scene: Scene, values: dict[str, str], said: str) -> None:
     version = DeltaTable(scene.root).version()
@@ -124,6 +140,40 @@ def test_features_that_ask_more_of_a_commit_are_refused(scene: Scene) -> None:
     }
     (scene.root / "_delta_log" / f"{2:020}.json").write_text(json.dumps({"protocol": protocol}))
     assert refused(scene, "domainMetadata, rowTracking") == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "column"), [("dv_partitioned", "p"), ("dv_and_cm_table", "partition_col"), ("cm_id", "part of")]
+)
+def test_partitions_with_deletion_vectors_and_of_mapped_columns_come_back(
+    name: str, column: str, hostile: Path, tmp_path: Path
+) -> None:
+    root = tmp_path / "lake" / "flights"
+    shutil.copytree(hostile / name, root)
+    kept = KeptPoint.of(tmp_path)
+    restores = PointRestore(
+        LakeSettings(_env_file=None, state_dir=tmp_path / "state"), kept.backup, kept.point
+    )
+    rows, table = read_by_the_kernel(root).to_pylist(), DeltaTable(root)
+    adds = read_live_adds(open_store(kept.backup.source), "flights", table.version()).values()
+    vectors = [add["deletionVector"] for add in adds if add.get("deletionVector")]
+    assert bool(vectors) == name.startswith("dv_")
+
+    removes = [
+        {"remove": {field: add.get(field) for field in REMOVE_FIELDS} | {"dataChange": True}} for add in adds
+    ]
+    commit = root / "_delta_log" / f"{table.version() + 1:020}.json"
+    commit.write_text("\n".join(map(json.dumps, removes)))
+    for path in root.rglob("deletion_vector_*.bin"):
+        path.unlink()
+    assert read_by_the_kernel(root).num_rows == 0
+
+    values = {None if row[column] is None else str(row[column]) for row in rows}
+    for value in sorted(values, key=str):
+        restores.partition(open_catalog(restores.settings.catalog_url), "flights", {column: value})
+        found = [row for row in read_by_the_kernel(root).to_pylist() if str(row[column]) == str(value)]
+        assert sorted(map(repr, found)) == sorted(repr(row) for row in rows if str(row[column]) == str(value))
+    assert sorted(map(repr, read_by_the_kernel(root).to_pylist())) == sorted(map(repr, rows))
 
 
 def refused(scene: Scene, said: str) -> int:

@@ -1,4 +1,4 @@
-"""`lakeshare backup plan` shows what a point would take and keeps nothing; `sweep` and `orphans` tell theirs."""
+"""The commands `lakeshare backup …` as a person types them, on a backup of a folder with one Delta table."""
 
 from pathlib import Path
 
@@ -6,6 +6,8 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
+from lakeshare_pipelines.backup.points import Points, wait_for_point_name
+from lakeshare_pipelines.cli.backup import load_backup
 from lakeshare_pipelines.cli.main import main
 from tests.builders.backup_plans import a_planner, rows_of_folder
 
@@ -83,6 +85,67 @@ def test_what_cannot_be_is_refused_with_a_sentence(
     code, _, err = ran(monkeypatch, capsys, *arguments)
     assert code != 0
     assert sentence in err
+
+
+@pytest.mark.parametrize("day", ["soon", "20260101", "2026-1-1", "2026-01-01T00:00:00Z", "2100-01-01"])
+def test_a_day_that_is_none_or_is_not_over_is_not_claimed(
+    lake: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], day: str
+) -> None:
+    code, _, err = ran(monkeypatch, capsys, "run", "--day", day)
+    assert code != 0
+    assert "it can be made from 2100-01-02 00:00 UTC on" in err or f"'{day}' is no day" in err
+    assert not (lake / "target").exists()
+
+
+def test_a_point_is_made_once_shown_and_read_again(
+    lake: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = ran(monkeypatch, capsys, "list")
+    assert (code, out) == (0, "lake has no point yet: `lakeshare backup run lake` makes one\n")
+    assert ran(monkeypatch, capsys, "show", "lake")[0] == 1
+    code, out, _ = ran(monkeypatch, capsys, "run")
+    assert code == 0
+    (day,) = Points(load_backup(None)[1]).days()
+    shown = out[out.index(f"lake {day}: verified, 2 objects") :]
+    assert "sales/t                                  delta   verified               L4 version 0" in shown
+    assert ran(monkeypatch, capsys, "show", "lake")[1] == shown
+    assert ran(monkeypatch, capsys, "list")[1].startswith(
+        f"{day:20} verified               yearly       1 tables"
+    )
+    code, _, err = ran(monkeypatch, capsys, "run", "--day", day)
+    assert (code, "the point exists already" in err) == (1, True)
+    code, _, err = ran(monkeypatch, capsys, "release", "lake", day)
+    assert (code, "no run has claimed it" in err) == (1, True)
+
+    (copy,) = (lake / "target" / "objects").rglob("*.parquet")
+    whole = copy.read_bytes()
+    copy.write_bytes(bytes(len(whole)))
+    code, out, _ = ran(monkeypatch, capsys, "scrub", "--all")
+    assert (code, copy.read_bytes()) == (0, whole)
+    assert "lake: read 2 of 2 copies" in out
+    (lake / "lake" / copy.relative_to(lake / "target" / "objects")).unlink()
+    copy.write_bytes(bytes(len(whole)))
+    code, out, _ = ran(monkeypatch, capsys, "scrub", "--all")
+    assert code == 1
+    assert "DAMAGED" in out
+    assert f"degraded by that: {day}" in out
+    assert "degraded" in ran(monkeypatch, capsys, "show", "lake")[1]
+
+
+def test_a_claimed_day_is_made_after_it_was_released(
+    lake: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    day = wait_for_point_name()
+    Points(load_backup(None)[1]).claim(day, "run 5d1c")
+    code, _, err = ran(monkeypatch, capsys, "run", "--day", day)
+    assert code == 1
+    assert (
+        f"run 5d1c is making it. Wait for it, or take it over with `lakeshare backup release lake {day}`"
+        in err
+    )
+    code, out, _ = ran(monkeypatch, capsys, "release", "lake", day)
+    assert (code, out) == (0, f"lake {day} can be made by another run\n")
+    assert ran(monkeypatch, capsys, "run", "--day", day)[0] == 0
 
 
 def test_a_sweep_and_orphans_are_told(
