@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 
 from lakeshare_pipelines.backup.config import Backup
 from lakeshare_pipelines.backup.model import Point
-from lakeshare_pipelines.backup.restore.copies import RestoreRecord
+from lakeshare_pipelines.backup.restore.copies import DestinationState, RestoreRecord, TableRestore
 from lakeshare_pipelines.backup.restore.tables import PointRestore
 from lakeshare_pipelines.backup.stores import StoreAddress
 from lakeshare_pipelines.errors import BackupError
@@ -101,6 +101,32 @@ def test_what_is_missing_is_put_back_and_nothing_else_is_touched(scene: Scene, l
     now = scene.files()
     assert {path: now[path] for path in left} == left
     assert restored.version == 3
+
+
+def test_the_end_of_a_live_log_comes_back_and_a_commit_that_another_writer_made_meanwhile_stays(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, rows = scene.root / "_delta_log", scene.rows()
+    lost = [*log.glob(f"{2:020}*"), *log.glob(f"{3:020}*"), log / "_last_checkpoint"]
+    contents = {path: path.read_bytes() for path in lost}
+    for path in lost:
+        path.unlink()
+    bring = TableRestore.bring
+
+    def bring_late(work: TableRestore, at: DestinationState, *, into_live_log: bool = False) -> None:
+        append_delta(scene.root, some_rows(days=1))
+        bring(work, at, into_live_log=into_live_log)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TableRestore, "bring", bring_late)
+        with pytest.raises(BackupError, match=r"00002\.json: another writer wrote it meanwhile"):
+            scene.restore()
+    other = log / f"{2:020}.json"
+    assert other.read_bytes() != contents[other]
+    other.unlink()
+    assert scene.restore().objects == 3
+    assert scene.rows() == rows
+    assert [path for path in lost[:-1] if path.read_bytes() != contents[path]] == []
 
 
 def test_a_table_that_is_whole_needs_nothing(scene: Scene) -> None:
