@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import fields
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -35,7 +36,7 @@ from lakeshare_server.pages.console import pipelines as shown
 from lakeshare_server.settings import StateSettings
 
 if TYPE_CHECKING:
-    from lakeshare_pipelines.backup.run import DrillRecord
+    from _typeshed import DataclassInstance
 
 # Staged sets change with each run, points of backups with each day.
 STAGED_LIFE_S, BACKUP_LIFE_S = 2.0, 30.0
@@ -46,6 +47,7 @@ MAX_DRILLS = 100
 BRANCHES = "wap-"
 
 Value = TypeVar("Value")
+Shown = TypeVar("Shown", bound="DataclassInstance")
 
 
 def open_console(settings: StateSettings) -> shown.Pipelines:
@@ -147,7 +149,7 @@ class ConsolePipelines:
             [point for point in read if point is not None],
             damaged,
             unfinished,
-            [_show_drill(drill) for drill in drills],
+            [_show(shown.Drill, drill) for drill in drills],
             datetime.now(UTC),
         )
 
@@ -159,20 +161,8 @@ class ConsolePipelines:
             restore = PointRestore(self._settings, backup, Points(backup).get(day), lambda _sentence: None)
             plan = restore.plan(self._catalog, table, None)
         words = ("restore", "table", table, "--in-place", "--backup", name, "--point", day)
-        return shown.RestorePlan(
-            table=plan.table.root,
-            day=plan.day,
-            version=plan.version,
-            place=plan.place,
-            objects=plan.objects,
-            size_bytes=plan.size_bytes,
-            existing=plan.there,
-            archived=plan.archived,
-            usd=plan.usd,
-            minutes=plan.minutes,
-            steps=plan.steps,
-            command=self.make_command(*words).text,
-        )
+        command = self.make_command(*words).text
+        return _show(shown.RestorePlan, plan, table=plan.table.root, existing=plan.there, command=command)
 
     def examine(self) -> Sequence[shown.Finding]:
         from lakeshare_pipelines.cli.doctor import examine
@@ -319,17 +309,7 @@ def _show_verdict(verdict: Verdict) -> shown.CheckResult:
     others = {
         name: value for name, value in verdict.observed.items() if name not in ("reason", SHOW_REJECTED)
     }
-    return shown.CheckResult(
-        table=verdict.table,
-        check=verdict.check,
-        severity=verdict.severity,
-        passed=verdict.passed,
-        description=verdict.description,
-        reason=verdict.reason,
-        observed=others,
-        samples=verdict.samples,
-        command=verdict.observed.get(SHOW_REJECTED),
-    )
+    return _show(shown.CheckResult, verdict, observed=others, command=verdict.observed.get(SHOW_REJECTED))
 
 
 def _show_backup(backup: Backup) -> shown.DeclaredBackup:
@@ -340,36 +320,16 @@ def _show_backup(backup: Backup) -> shown.DeclaredBackup:
 
 def _show_point(point: model.Point) -> shown.BackupPoint:
     proof = point.verification
-    return shown.BackupPoint(
-        day=point.day,
-        status=point.status,
-        is_good=point.status in model.GOOD_STATUSES,
-        as_of=point.as_of,
-        made_at=point.made_at,
-        retention_class=point.retention_class,
-        locked_until=point.locked_until,
-        objects=proof.objects,
-        size_bytes=proof.size_bytes,
-        reasons=proof.reasons,
-        tables=[_show_proof(table) for table in proof.tables],
-    )
+    proved = {name: getattr(proof, name) for name in ("objects", "size_bytes", "reasons")}
+    tables = [
+        _show(shown.TableProof, table, root=table.table.root, format=table.table.format)
+        for table in proof.tables
+    ]
+    is_good = point.status in model.GOOD_STATUSES
+    return _show(shown.BackupPoint, point, is_good=is_good, tables=tables, **proved)
 
 
-def _show_proof(proof: model.TableProof) -> shown.TableProof:
-    return shown.TableProof(
-        root=proof.table.root,
-        format=proof.table.format,
-        status=proof.status,
-        level=proof.level,
-        version=proof.version,
-        rows=proof.rows,
-        files=proof.files,
-        size_bytes=proof.size_bytes,
-        compared_at=proof.compared_at,
-        reasons=proof.reasons,
-    )
-
-
-def _show_drill(drill: "DrillRecord") -> shown.Drill:
-    names = ("day", "table", "passed", "started_at", "rto_s", "rpo_s", "rows", "reasons")
-    return shown.Drill(**{name: getattr(drill, name) for name in names})
+def _show(kind: type[Shown], record: object, **others: object) -> Shown:
+    """A record as the console shows it: its fields of the same names, and others."""
+    names = {field.name for field in fields(kind)} - others.keys()
+    return kind(**{name: getattr(record, name) for name in names}, **others)
