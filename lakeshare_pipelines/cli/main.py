@@ -160,6 +160,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    suggest_commands=False,  # Click 8.4 suggests them, too
 )
 wap_app = typer.Typer(help="Staged sets that failed their audit or are unfinished.", no_args_is_help=True)
 app.add_typer(contract_app, name="contract")

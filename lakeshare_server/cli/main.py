@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 HELP = "The lakeshare sharing server."
-commands = typer.Typer(help=HELP, no_args_is_help=True, pretty_exceptions_enable=False)
+commands = typer.Typer(
+    help=HELP, no_args_is_help=True, pretty_exceptions_enable=False, suggest_commands=False
+)
 
 
 def _print_version(is_wanted: bool) -> None:
