@@ -53,8 +53,8 @@ def digest_rows(
 
 
 def to_comparable(value: "Column", kind: "DataType") -> "Column":
-    """A value to group by: maps have no equality, and grouping treats the two zeros of floats as equal."""
-    if not has_type(kind, T.MapType, T.FloatType, T.DoubleType):
+    """A value to group by: maps and variants have no equality, and grouping treats the two zeros of floats as equal."""
+    if not has_type(kind, T.MapType, T.FloatType, T.DoubleType, T.VariantType):
         return value
     if isinstance(kind, T.StructType):
         members = (to_comparable(value.getField(each.name), each.dataType).alias(each.name) for each in kind)

@@ -1,105 +1,117 @@
-"""Tables that Spark writes in every way are proved from their copies; what light readers do not know Spark opens."""
+"""Tables of every kind are proved from their copies with the rows that Spark read; Spark opens what others refuse."""
 
-import json
+import datetime as dt
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from lakeshare_pipelines.backup.config import Backup
 from lakeshare_pipelines.backup.model import OpenSpark, TableProof
+from lakeshare_pipelines.backup.points import wait_for_point_name
+from lakeshare_pipelines.backup.restore import copies
+from lakeshare_pipelines.backup.restore.tables import PointRestore
+from lakeshare_pipelines.backup.run import BackupRun, make_point
 from lakeshare_pipelines.backup.stores import StoreAddress
-from lakeshare_pipelines.backup.verify.iceberg import normalize_location
 from lakeshare_pipelines.wap.staged import Lake as SparkLake
+from lakeshare_server.storage import normalise_location
 from tests.builders.backup_lakes import Lake
-from tests.builders.iceberg_matrix import TABLES
-from tests.builders.iceberg_matrix.made import Makers, Written
+from tests.builders.canonical import Rows
+from tests.builders.hostile.families import TABLES
+from tests.builders.hostile.matrix import unpack
+from tests.builders.iceberg_matrix.made import Written
+from tests.builders.iceberg_matrix.recorded import PLACE, unpacked
 
 # The times inside of the tables are those of the clock: all of them are before this day ends.
 DAY = "2099-12-31"
-KINDS = (
-    "v2_equality_and_positions",
-    "v2_in_orc",
-    "v3_many_generations",
-    "unpublished_beside_main",
-    "scattered_over_folders",
-)
-BY_SPARK = {"v2_equality_and_positions"}
+ICEBERG_BY_SPARK = {
+    *("variant", "variant_inside", "variant_shredded", "variant_dropped", "manifests_inside", "avro_v2"),
+    *("v2_in_avro", "v2_equality", "v2_equality_and_positions"),
+}
+DELTA_BY_SPARK = {"widened", "vacuumed"}
+# Their logs name files by absolute locations: a copy would read the originals.
+ABSOLUTE = {"absolute_paths", "dv_absolute", "shallow_clone"}
+
+
+def rows_of(written: Written) -> Rows:
+    assert written.rows is not None, "Spark does not read it"
+    return written.rows
 
 
 def open_spark(lake: SparkLake) -> OpenSpark:
     return lambda: lake.spark
 
 
-@pytest.fixture(scope="module")
-def proved(
-    lake: SparkLake, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, tuple[Written, TableProof]]:
-    """All kinds in one copy."""
-    place = tmp_path_factory.mktemp("kinds")
-    makers = Makers.on(lake, place / "lake")
-    made = {name: one.result() for name, one in makers.make({name: TABLES[name] for name in KINDS}).items()}
-    copied = Lake(place)
-    pointers = [one.state.metadata_location for one in made.values()]
-    proofs = copied.made(DAY, copied.listing(), pointers=pointers, spark=open_spark(lake)).tables
-    by_metadata = {proof.metadata_key: proof for proof in proofs}
-    source = copied.backup.source.location("")
-    keys = {
-        name: normalize_location(one.state.metadata_location).removeprefix(source)
-        for name, one in made.items()
-    }
-    return {name: (one, by_metadata[keys[name]]) for name, one in made.items()}
+def prove(
+    lake: SparkLake, source: Path, folder: Path, *, pointers: tuple[str, ...] = ()
+) -> tuple[TableProof, ...]:
+    """The proofs of all tables of a folder."""
+    to = StoreAddress(url=str(folder / "copies"))
+    copied = Lake(folder, declared=Backup(name="lake", source=StoreAddress(url=str(source)), target=to))
+    return copied.made(DAY, copied.listing(), pointers=pointers, spark=open_spark(lake)).tables
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_the_copy_has_the_rows_that_were_written(
-    proved: dict[str, tuple[Written, TableProof]], name: str
+def test_every_iceberg_table_is_proved_with_its_rows(
+    lake: SparkLake, tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
-    written, proof = proved[name]
-    assert written.rows is not None
-    assert (proof.status, proof.rows) == ("verified", len(written.rows.rows)), proof
-    assert proof.opened_by is not None
-    assert proof.opened_by.startswith("Spark" if name in BY_SPARK else "pyiceberg"), proof
+    with unpacked() as (made, _):
+        source = PLACE / "tables"
+        pointers = tuple(one.state.metadata_location for one in made.values())
+        proofs = {
+            proof.metadata_key or proof.table.root: proof
+            for proof in prove(lake, source, tmp_path, pointers=pointers)
+        }
+        for name, written in made.items():
+            if written.rows is None:
+                continue
+            with subtests.test(name):
+                key = normalise_location(written.state.metadata_location).removeprefix(f"{source}/")
+                proof = proofs[key]
+                assert (proof.status, proof.rows) == ("verified", len(written.rows.rows)), proof
+                by_spark = str(proof.opened_by).startswith("Spark")
+                assert by_spark == (name in ICEBERG_BY_SPARK), proof
 
 
-def test_a_delta_table_that_deltalake_does_not_know_is_opened_by_spark(
-    lake: SparkLake, tmp_path: Path
+def test_every_delta_table_is_proved_with_its_rows_or_names_others_by_absolute_locations(
+    lake: SparkLake, tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
-    copied = Lake(tmp_path, declared=_declared(tmp_path))
-    root = tmp_path / "lake/widened"
-    (root / "_delta_log").mkdir(parents=True)
-    pq.write_table(pa.table({"n": [1, 2, 3]}), root / "a.parquet")
-    features = {"readerFeatures": ["vacuumProtocolCheck"], "writerFeatures": ["vacuumProtocolCheck"]}
-    fields = [{"name": "n", "type": "long", "nullable": True, "metadata": {}}]
-    told = {
-        "id": "11111111-2222-3333-4444-555555555555",
-        "format": {"provider": "parquet", "options": {}},
-        "schemaString": json.dumps({"type": "struct", "fields": fields}),
-        "partitionColumns": [],
-        "configuration": {},
-    }
-    size_bytes = (root / "a.parquet").stat().st_size
-    added = {
-        "path": "a.parquet",
-        "size": size_bytes,
-        "partitionValues": {},
-        "modificationTime": 1,
-        "dataChange": True,
-    }
-    lines = [
-        {"protocol": {"minReaderVersion": 3, "minWriterVersion": 7, **features}},
-        {"metaData": told},
-        {"add": added},
-    ]
-    (root / f"_delta_log/{0:020}.json").write_text("\n".join(map(json.dumps, lines)))
-    (alone,) = copied.made("2099-12-30", copied.listing()).tables
-    assert alone.status == "degraded"
-    (proof,) = copied.made(DAY, copied.listing(), spark=open_spark(lake)).tables
-    assert (proof.status, proof.rows) == ("verified", 3)
-    assert str(proof.opened_by).startswith("Spark ")
+    tables = unpack(tmp_path / "hostile")
+    source = tmp_path / "hostile" / "tables"
+    proofs = {proof.table.root: proof for proof in prove(lake, source, tmp_path)}
+    for name, table in tables.items():
+        if TABLES[name].refused:
+            continue
+        with subtests.test(name):
+            proof, newest = proofs[Path(table.location).name], table.latest
+            if name in ABSOLUTE:
+                assert proof.status == "degraded"
+                assert "by absolute locations, so a copy of it reads the originals" in proof.reasons[0]
+                continue
+            rows = len(table.rows(newest).rows)
+            assert (proof.status, proof.version, proof.rows) == ("verified", newest, rows), proof
+            assert str(proof.opened_by).startswith("Spark") == (name in DELTA_BY_SPARK), proof
 
 
-def _declared(folder: Path) -> Backup:
-    source, target = StoreAddress(url=str(folder / "lake")), StoreAddress(url=str(folder / "copies"))
-    return Backup(name="lake", source=source, target=target)
+@pytest.mark.parametrize("name", ["vacuumed", "variant"])
+def test_a_table_that_only_spark_opens_is_restored(
+    lake: SparkLake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    # With the driver of the tests; commands start one.
+    monkeypatch.setattr(copies, "open_lake", lambda _settings: nullcontext(lake))
+    with ExitStack() as opened:
+        if name in TABLES:
+            table = unpack(tmp_path / "hostile")[name]
+            root, rows = Path(table.location), table.rows(table.latest)
+        else:
+            made, _ = opened.enter_context(unpacked())
+            root, rows = PLACE / "tables" / "lake" / name, rows_of(made[name])
+        source, target = StoreAddress(url=str(root)), StoreAddress(url=str(tmp_path / "copies"))
+        backup = Backup(name="lake", source=source, target=target)
+        making = BackupRun(lake.settings, backup, wait_for_point_name(), "test", open_spark(lake))
+        point = make_point(making, dt.datetime.now(dt.UTC), print, lambda _progress: None)
+        assert point.status == "verified"
+        restored = PointRestore(lake.settings, backup, point).elsewhere(
+            "", StoreAddress(url=str(tmp_path / "to"))
+        )
+        assert restored.rows == len(rows.rows)
+        assert restored.opened_by.startswith("Spark")

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -21,11 +21,12 @@ from lakeshare_pipelines.backup import model, stores
 from lakeshare_pipelines.backup.config import Backup
 from lakeshare_pipelines.backup.copy.engine import CopyItem, Progress, ReportProgress, thaw
 from lakeshare_pipelines.backup.points import OWN_PREFIX, Points, Workspace
+from lakeshare_pipelines.backup.verify import objects as verify
 from lakeshare_pipelines.backup.verify.delta import SIDECARS, count_rows, get_log_folder, parse_version
 from lakeshare_pipelines.backup.verify.iceberg import open_static, read_scan
-from lakeshare_pipelines.backup.verify.objects import compute_sha256, copy_rows, get_first_line, make_plan_row
 from lakeshare_pipelines.errors import BackupError
 from lakeshare_pipelines.settings import LakeSettings
+from lakeshare_pipelines.wap.staged import open_lake
 from lakeshare_server.storage import normalise_location
 
 CONCURRENT_REQUESTS = 16
@@ -104,7 +105,7 @@ def select_table(
     # An older or small state is restored if its version is given; a damaged one never.
     is_explicit = version is not None and proof.version is not None
     if proof.status not in model.GOOD_STATUSES and (is_damaged or not is_explicit):
-        why = "; ".join(proof.reasons) or "it was not proved to open"
+        why = " ".join(proof.reasons).rstrip(".") or "it was not proved to open"
         raise BackupError(subject, f"it is {proof.status}: {why}", "Restore it from another point.")
     version = _choose_version(subject, proof, version)
     batches = []
@@ -329,8 +330,8 @@ def _is_same(selected: SelectedTable, row: Row, store: stores.BackupStore, head:
     kind, _, checksum = (row["checksum"] or "").partition(":")
     if kind != "sha256":
         copies = stores.open_store(selected.copies)
-        checksum = compute_sha256(copies, row["stored_key"], row["stored_version_id"])
-    return compute_sha256(store, head.key) == checksum
+        checksum = verify.compute_sha256(copies, row["stored_key"], row["stored_version_id"])
+    return verify.compute_sha256(store, head.key) == checksum
 
 
 ANOTHER = "Restore from another point; the restored table was not registered."
@@ -345,20 +346,7 @@ class OpenedTable:
     reader: str
 
 
-def open_delta(address: stores.StoreAddress, root: str, version: int) -> OpenedTable:
-    from deltalake import DeltaTable
-    from deltalake.exceptions import DeltaError
-
-    location = address.location(root)
-    try:
-        files = len(DeltaTable(location, version, stores.make_storage_options(address) or None).file_uris())
-        rows, reader = count_rows(address, root, version, files)
-    except (DeltaError, OSError, ValueError) as error:
-        raise _make_open_error(location, error) from error
-    return OpenedTable(rows, files, reader)
-
-
-def open_iceberg(address: stores.StoreAddress, metadata_location: str, snapshot_id: int) -> OpenedTable:
+def _open_by_pyiceberg(address: stores.StoreAddress, metadata_location: str, snapshot_id: int) -> OpenedTable:
     """Open an Iceberg table at a snapshot with PyIceberg, which reads every data file."""
     # PyIceberg passes errors of file systems and decoders on without a class of its own.
     try:
@@ -369,7 +357,7 @@ def open_iceberg(address: stores.StoreAddress, metadata_location: str, snapshot_
         except ValueError as error:
             if "equality deletes" not in str(error):
                 raise
-            # The only feature that PyIceberg does not read.
+            # The manifests are read, and the deletes were verified with the point.
             return OpenedTable(None, len(table.inspect.data_files(snapshot_id=snapshot_id)), reader)
         return OpenedTable(read_scan(scan), files, reader)
     except Exception as error:
@@ -379,7 +367,7 @@ def open_iceberg(address: stores.StoreAddress, metadata_location: str, snapshot_
 def _make_open_error(location: str, error: Exception) -> BackupError:
     if isinstance(error, BackupError):
         return error
-    return BackupError(location, f"it does not open: {get_first_line(error)}", ANOTHER)
+    return BackupError(location, f"it does not open: {verify.get_first_line(error)}", ANOTHER)
 
 
 @dataclass
@@ -413,6 +401,37 @@ class TableRestore:
     def name(self) -> str:
         parts = (self.selected.point.day, self.selected.table.root, str(self.selected.version), self.place)
         return sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+    def open_delta(self, version: int) -> OpenedTable:
+        """The table below the root, opened by deltalake, or by Spark if deltalake does not know its features."""
+        from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError
+
+        try:
+            options = stores.make_storage_options(self.to) or None
+            files = len(DeltaTable(self.place, version, options).file_uris())
+        except (DeltaError, OSError, ValueError) as error:
+            raise _make_open_error(self.place, error) from error
+        read = partial(count_rows, self.to, self.root, version, files)
+        with open_lake(self.settings) as lake:
+            rows, reader = verify.count_rows_or_use_spark(
+                read, lambda: lake.spark, "delta", self.place, version
+            )
+        return OpenedTable(rows, files, reader)
+
+    def open_iceberg(self, metadata_location: str) -> OpenedTable:
+        """The selected snapshot of a metadata file, opened by PyIceberg, or by Spark if PyIceberg cannot parse it."""
+        snapshot_id = self.selected.version
+        try:
+            return _open_by_pyiceberg(self.to, metadata_location, snapshot_id)
+        except BackupError as error:
+            if not verify.is_unsupported(error):
+                raise
+        with open_lake(self.settings) as lake:
+            counted = verify.count_rows_by_spark(
+                lambda: lake.spark, "iceberg", metadata_location, snapshot_id
+            )
+        return OpenedTable(counted[0], self.selected.proof.files, counted[1])
 
     def compare(self, map_key: MapKey = lambda bucket, key: (bucket, key)) -> DestinationState:
         """Compare the copies with their destination; `map_key` gives the new bucket and key of an object."""
@@ -450,7 +469,7 @@ class TableRestore:
 
     def _copy(self, rows: list[Row], stored: dict[str, stores.ListedObject], to: stores.StoreAddress) -> None:
         planned = [
-            make_plan_row(
+            verify.make_plan_row(
                 stored[row["stored_key"]],
                 self.backup,
                 bucket=self.selected.copies.bucket,
@@ -462,7 +481,7 @@ class TableRestore:
             for row in rows
         ]
         ends, now, report = (self.selected.copies, to), datetime.now(UTC), self.report_progress
-        done = copy_rows(self.backup, self._workspace, planned, *ends, self._prefix, now, report)
+        done = verify.copy_rows(self.backup, self._workspace, planned, *ends, self._prefix, now, report)
         _require_done(self.selected, rows, done.to_pylist(), to)
 
     def _commit(self, rows: list[Row]) -> None:

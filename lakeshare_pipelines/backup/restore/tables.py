@@ -25,8 +25,6 @@ from lakeshare_pipelines.backup.restore.copies import (
     head_copies,
     ignore_message,
     ignore_progress,
-    open_delta,
-    open_iceberg,
     require_outside_target,
     select_archived,
     select_table,
@@ -276,9 +274,9 @@ class PointRestore:
         with self._hold(work):
             if work.selected.table.format == "delta":
                 targets.copy_delta(work)
-                return work, work.record(work.place, open_delta(work.to, work.root, work.selected.version))
+                return work, work.record(work.place, work.open_delta(work.selected.version))
             location = targets.copy_iceberg(work).metadata_location
-            return work, work.record(location, open_iceberg(work.to, location, work.selected.version))
+            return work, work.record(location, work.open_iceberg(location))
 
     def other_files(self, to: StoreAddress | None) -> int:
         """Restore files of no table, in their place or below `to`; returns how many objects were missing. Objects that
@@ -349,7 +347,7 @@ class PointRestore:
                 version += 1
                 targets.put_commit(work.to, work.root, version, actions)
                 work.report_message(f"version {version} of {work.place} has the partition as it was")
-            opened = open_delta(work.to, work.root, version)
+            opened = work.open_delta(version)
         work.notes.append("Recipients read the partition with the next publication of the table.")
         return work.record(work.place, opened, is_part=True)
 

@@ -22,8 +22,6 @@ from lakeshare_pipelines.backup.restore.copies import (
     SelectedTable,
     TableRestore,
     ignore_message,
-    open_delta,
-    open_iceberg,
     read_verified,
     select_table,
 )
@@ -103,7 +101,8 @@ def select_copied(work: TableRestore) -> SelectedTable:
 
 def copy_delta(work: TableRestore) -> None:
     root = work.selected.table.root
-    outside = [key for key in work.selected.rows["key"].to_pylist() if not key.startswith(f"{root}/")]
+    below = f"{root}/".lstrip("/")
+    outside = [key for key in work.selected.rows["key"].to_pylist() if not key.startswith(below)]
     if outside:
         raise BackupError(
             f"table {root}",
@@ -118,20 +117,24 @@ def copy_iceberg(work: TableRestore) -> RewrittenTable:
     selected, source = work.selected, work.backup.source
     metadata_location = source.location(get_metadata_key(selected))
     map_key = map_to_new_keys(work)
-    work.bring(compare_new_place(work))
     columns = (selected.rows[name].to_pylist() for name in ("bucket", "key"))
     new = {
         format_location(source, bucket, key): work.to.location(map_key(bucket, key)[1])
         for bucket, key in zip(*columns, strict=True)
     }
     read = make_copy_reader(selected, source)
+    whole = find_whole_snapshots(read, metadata_location, lambda at: normalise_location(at) in new)
+    if selected.version not in whole:
+        fix = "Restore everything in place: `lakeshare restore all --in-place`."
+        raise BackupError(f"table {selected.table.root}", "its state has files outside of its root", fix)
+    work.bring(compare_new_place(work))
     rewritten = rewrite_table(
         read,
         metadata_location,
         work.moved(new),
         work.store,
         work.root,
-        find_whole_snapshots(read, metadata_location, lambda location: normalise_location(location) in new),
+        whole,
         current=selected.version,
         report_progress=lambda done, of: (
             work.report_message(f"{done:,} of {of:,} manifests rewritten") if done == of else None
@@ -412,7 +415,7 @@ def restore_iceberg_in_place(work: TableRestore, lake: Lake, catalog: Catalog) -
     table = find_lake_table(lake, catalog, normalise_location(work.place), "iceberg")
     with target_lock_set(table, work) as lease:
         metadata_location, is_beside = _restore_iceberg_files(work, table)
-        opened = open_iceberg(work.to, local_path(metadata_location), work.selected.version)
+        opened = work.open_iceberg(local_path(metadata_location))
         work.require_rows(metadata_location, opened)
         publication = None
         if table is None:
@@ -448,7 +451,7 @@ def restore_delta_in_place(work: TableRestore, lake: Lake, catalog: Catalog) -> 
                 work.report_message(
                     f"{work.place} has newer versions to {newest}: version {now} shows {version} again"
                 )
-        opened = open_delta(work.to, work.root, now)
+        opened = work.open_delta(now)
         work.require_rows(work.place, opened)
         publication = None if table is None else _number_delta(work, table, lease, now, published)
         number = publication and publication.version
@@ -555,7 +558,7 @@ def _number_table(work: TableRestore, table: LakeTable, lease: Lease | None) -> 
 
 def _take_over_delta(work: TableRestore, properties: Mapping[str, str]) -> int:
     beside, _ = _restore_beside(work, copy_delta)
-    work.require_rows(beside.place, open_delta(beside.to, beside.root, work.selected.version))
+    work.require_rows(beside.place, beside.open_delta(work.selected.version))
     now = commit_takeover(work.to, work.root, beside.root, work.selected.version, properties)
     work.report_message(f"version {now} of {work.place} has the files in {beside.place}")
     return now

@@ -711,9 +711,10 @@ class DeltaTable:
         is_wanted = version == assessed.wanted
         missing = [] if is_wanted else copy.relative_locations(assessed.needs)
         if not is_wanted:
+            problem = f"{len(missing)} of its files were not found" if missing else "no copy of it opens"
             reasons.append(
-                f"Version {assessed.wanted} is the newest before {self.as_of:%Y-%m-%d %H:%M} UTC, but {len(missing)} "
-                f"of its files were not found; version {version} is whole."
+                f"Version {assessed.wanted} is the newest before {self.as_of:%Y-%m-%d %H:%M} UTC, but {problem}; "
+                f"version {version} is whole."
             )
             reasons += explain_outside_needs(copy, self.found.needs, self.backup)
         status, newest = self._get_status(version), self._get_wanted_count()

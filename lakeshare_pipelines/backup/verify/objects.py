@@ -26,6 +26,7 @@ from lakeshare_pipelines.backup.inventory.list_objects import list_rows
 from lakeshare_pipelines.backup.points import OWN_PREFIX, Points, Workspace
 from lakeshare_pipelines.backup.stores import BackupStore, ListedObject, StoreAddress, open_store
 from lakeshare_pipelines.errors import BackupError, DamagedRecord, ObjectMissing
+from lakeshare_pipelines.spark.rows import digest_rows
 from lakeshare_server.errors import BadRequest
 from lakeshare_server.locations import normalise_location
 
@@ -732,9 +733,16 @@ def explain_outside_needs(copy: TableCopy, needs: Sequence[Need], backup: Backup
     ]
 
 
+# The last two are pyiceberg's, of types that it does not know.
 UNSUPPORTED_PHRASES = (
-    "unsupported", "not supported", "not yet support", "does not support", "not implemented", "notimplemented"
+    "unsupported", "not supported", "not yet support", "does not support", "not implemented", "notimplemented",
+    "validation error", "could not parse",
 )  # fmt: skip
+
+
+def is_unsupported(error: BackupError) -> bool:
+    """Whether a reader refuses a feature that it does not know, rather than a damaged table."""
+    return any(phrase in error.reason.lower() for phrase in UNSUPPORTED_PHRASES)
 
 
 def count_rows_or_use_spark(
@@ -744,11 +752,11 @@ def count_rows_or_use_spark(
     location: str,
     version: int | None = None,
 ) -> tuple[int | None, str]:
-    """As `count`; by Spark if its reader refuses a feature that it does not know, rather than a damaged table."""
+    """As `count`; by Spark if its reader refuses a feature that it does not know."""
     try:
         return count()
     except BackupError as error:
-        if open_spark is None or not any(phrase in error.reason.lower() for phrase in UNSUPPORTED_PHRASES):
+        if open_spark is None or not is_unsupported(error):
             raise
         return count_rows_by_spark(open_spark, table_format, location, version)
 
@@ -767,17 +775,13 @@ def count_rows_by_spark(
         load = spark.read.format(table_format)
         if version is not None:
             load = load.option("versionAsOf", version)
-        table = load.load(place)
-        # A plain count would use statistics; the sum needs the values.
-        values = ", ".join(f"`{name.replace('`', '``')}`" for name in table.columns)
-        counted = table.selectExpr(f"xxhash64({values}) AS of_row").selectExpr(
-            "count(*) AS rows", "sum(of_row % 97)"
-        )
-        return int(counted.collect()[0]["rows"]), reader
+        # A plain count would use statistics; the sum over rows needs the values.
+        ((rows, _),) = digest_rows(load.load(place))[0].values()
     # Spark raises errors of its sources through a gateway: any of them means that the table does not open.
     except Exception as error:
         fix = "Look at the table at its source."
         raise BackupError(location, f"{reader} cannot open it: {get_first_line(error)}", fix) from error
+    return rows, reader
 
 
 def get_first_line(error: Exception) -> str:
