@@ -40,6 +40,7 @@ from lakeshare_server.text_fields import TEXT_FIELDS
 MEASURE_S = 0.12
 CONTRACTS_S = 10.0
 AT_ONCE = 8
+UNPUBLISHED = "It is not published yet, or not at the number that it is pinned to."
 
 router = APIRouter()
 
@@ -71,8 +72,7 @@ def show_share(request: PageDep, share: str) -> Response:
 
 
 def share_page(request: ConsoleRequest, share: str, **refused: Any) -> Response:
-    for name in ("schema", "table", "principal"):
-        refused.pop(name, None)
+    altered = refused.pop("schema", None), refused.pop("table", None)
     with request.app_state.catalog.reading() as session:
         state = states.get_share(session, share)
         tables = overviews.find_objects(session, share, request.query("q"), request.query("after"))
@@ -88,6 +88,7 @@ def share_page(request: ConsoleRequest, share: str, **refused: Any) -> Response:
         readers=readers,
         texts=TEXT_FIELDS["share"],
         now=datetime.now(UTC),
+        altered=altered,
         **refused,
     )
 
@@ -284,6 +285,8 @@ async def _measure(request: ConsoleRequest, entry: states.SharedTable, rule: Pre
 
     try:
         return await request.app_state.pools.run(view.services, measure)
+    except NotFound:
+        return RuleEffect(entry.path, problem=UNPUBLISHED)
     except LakeshareError as error:
         return RuleEffect(entry.path, problem=error.for_provider())
 
@@ -309,7 +312,7 @@ async def show_table(request: PageDep, table: str) -> Response:
     except NotFound as error:
         if not paths:
             raise NotFound("Table", table) from error
-        problem = error.for_provider()
+        problem = UNPUBLISHED
     except LakeshareError as error:
         problem = error.for_provider()
     days = await run_in_threadpool(_count_by_day, request, paths)
