@@ -116,12 +116,9 @@ class RateLimit:
 
     def _forget(self, window: int) -> None:
         """Drops permits of earlier windows, and if too many remain all; never those used beyond their number."""
-        permits_now = self._permits.items()
-        kept = {
-            name: permits for name, permits in permits_now if permits.window == window or permits.left < 0
-        }
+        kept = {name: held for name, held in self._permits.items() if held.window == window or held.left < 0}
         if len(kept) >= MAX_SUBJECTS:
-            kept = {name: permits for name, permits in kept.items() if permits.left < 0}
+            kept = {name: held for name, held in kept.items() if held.left < 0}
         self._permits = kept
 
 

@@ -18,7 +18,7 @@ from lakeshare_server.protocol.requests import optional_integer
 from lakeshare_server.provider.usage import KEPT_DAYS, CountedUsage
 from lakeshare_server.routes.context import impersonating_client, make_impersonation
 from lakeshare_server.settings import PORTAL_PATH
-from lakeshare_server.text_fields import TEXT_FIELDS
+from lakeshare_server.text_fields import TEXT_FIELDS, TextField
 
 AUTHENTICATIONS = (
     ("TOKEN", "A bearer token, in a profile file"),
@@ -96,8 +96,7 @@ def _page_of_names(session: Session, found: Sequence[RecipientKey], after: str) 
 def create_recipient(request: ChangeDep) -> Response:
     """Creates a recipient and shows its activation link, once; OIDC federation needs no link."""
     fields: dict[str, Any] = {
-        **_texts(request),
-        "comment": request.text("comment"),
+        **read_texts(request, TEXT_FIELDS["recipient"]),
         "owner": request.text("owner"),
         "authentication": request.value("authentication") or "TOKEN",
     }
@@ -132,7 +131,6 @@ def show_recipient(request: PageDep, recipient: str) -> Response:
 
 
 def recipient_page(request: ConsoleRequest, recipient: str, **refused: Any) -> Response:
-    refused.pop("token", None), refused.pop("policy", None)
     with request.app_state.catalog.reading() as session:
         state = states.get_recipient(session, recipient)
         grants = states.list_grants(session, recipient=recipient)
@@ -155,8 +153,7 @@ def recipient_page(request: ConsoleRequest, recipient: str, **refused: Any) -> R
 @shown_on(recipient_page)
 def alter_recipient(request: ChangeDep, recipient: str) -> Response:
     fields: dict[str, Any] = {
-        **_texts(request),
-        "comment": request.text("comment"),
+        **read_texts(request, TEXT_FIELDS["recipient"]),
         "owner": request.text("owner"),
         "expires_at": read_moment(request, "expires_at"),
         "ip_allow": request.value("ip_allow").split() or None,
@@ -319,8 +316,9 @@ def drop_group(request: ChangeDep, group: str) -> Response:
     return request.redirect("groups", done="removed")
 
 
-def _texts(request: ConsoleRequest) -> Mapping[str, str | None]:
-    return {text.name: request.text(text.name) for text in TEXT_FIELDS["recipient"]}
+def read_texts(request: ConsoleRequest, texts: Sequence[TextField]) -> Mapping[str, str | None]:
+    """The comment and these texts, None for those that are empty."""
+    return {name: request.text(name) for name in ("comment", *(text.name for text in texts))}
 
 
 def _read_properties(request: ConsoleRequest) -> dict[str, str]:

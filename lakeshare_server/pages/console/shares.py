@@ -20,7 +20,7 @@ from lakeshare_server.errors import BadRequest, DocumentError, LakeshareError, N
 from lakeshare_server.pages.console.comparison import make_provider_request
 from lakeshare_server.pages.console.jobs import ConsoleWork
 from lakeshare_server.pages.console.pipelines import CONTRACTS
-from lakeshare_server.pages.console.recipients import read_moment, read_number
+from lakeshare_server.pages.console.recipients import read_moment, read_number, read_texts
 from lakeshare_server.pages.console.session import (
     SHOWN_IN_FORMS,
     ChangeDep,
@@ -60,9 +60,8 @@ def shares_page(request: ConsoleRequest, **refused: Any) -> Response:
 @shown_on(shares_page)
 def create_share(request: ChangeDep) -> Response:
     with request.editing() as edit:
-        share = sharing.create_share(
-            edit, request.value("name"), comment=request.text("comment"), **_texts(request)
-        )
+        texts = read_texts(request, TEXT_FIELDS["share"])
+        share = sharing.create_share(edit, request.value("name"), **texts)
     return request.redirect("shares", share.name, done="created")
 
 
@@ -97,9 +96,8 @@ def share_page(request: ConsoleRequest, share: str, **refused: Any) -> Response:
 @shown_on(share_page)
 def alter_share(request: ChangeDep, share: str) -> Response:
     with request.editing() as edit:
-        sharing.alter_share(
-            edit, share, comment=request.text("comment"), revision=request.revision, **_texts(request)
-        )
+        texts = read_texts(request, TEXT_FIELDS["share"])
+        sharing.alter_share(edit, share, revision=request.revision, **texts)
     return request.redirect("shares", share, done="changed")
 
 
@@ -372,7 +370,3 @@ def compare_files(request: ChangeDep) -> Response:
     plan = declared.plan_changes(request.app_state.catalog, desired, prune=False)
     lines = list(declared.format_plan(plan))
     return drift_page(request, lines=lines, entered=request.form)
-
-
-def _texts(request: ConsoleRequest) -> Mapping[str, str | None]:
-    return {text.name: request.text(text.name) for text in TEXT_FIELDS["share"]}
