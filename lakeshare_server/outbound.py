@@ -345,6 +345,9 @@ class GuardedClient:
                 connection.request(method, target, body, dict(headers))
                 response = connection.getresponse()
                 received = response.read(max_bytes)
+                # At its end the connection is cut, which ends a response without a length as if it were complete.
+                if time.monotonic() >= ends_at:
+                    raise TimeoutError("no complete response in time")
                 names = {name.lower(): value for name, value in response.getheaders()}
                 return GuardedResponse(response.status, names, received)
 

@@ -189,7 +189,7 @@ def check_iceberg_catalog(settings: LakeSettings) -> Iterator[Check]:
 
 
 def check_database(settings: LakeSettings) -> Iterator[Check]:
-    shown = sqlalchemy.make_url(settings.catalog_url).render_as_string(hide_password=True)
+    shown = sqlalchemy.make_url(settings.catalog_url).set(query={}).render_as_string(hide_password=True)
     yield _probe_database("database", settings.catalog_url, shown, "correct LAKESHARE_DATABASE_URL")
 
 

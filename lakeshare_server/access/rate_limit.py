@@ -84,7 +84,10 @@ class RateLimit:
         """Writes uses without permits to the catalog. Raises Unavailable and keeps them if that fails."""
         for subject in [name for name, permits in list(self._permits.items()) if permits.left < 0]:
             with self._turn:
-                permits = self._permits[subject]
+                # They may have been forgotten, or written by a request.
+                permits = self._permits.get(subject)
+                if permits is None:
+                    continue
                 overdrawn, permits.left = max(0, -permits.left), max(0, permits.left)
             self._take(subject, permits, overdrawn, 0)
 
@@ -112,10 +115,10 @@ class RateLimit:
         return permits
 
     def _forget(self, window: int) -> None:
-        """Drops permits of earlier windows; if too many remain, all but those used beyond their number."""
-        kept = {name: permits for name, permits in self._permits.items() if permits.window == window}
+        """Drops permits of earlier windows, and if too many remain all; never those used beyond their number."""
+        kept = {name: held for name, held in self._permits.items() if held.window == window or held.left < 0}
         if len(kept) >= MAX_SUBJECTS:
-            kept = {name: permits for name, permits in kept.items() if permits.left < 0}
+            kept = {name: held for name, held in kept.items() if held.left < 0}
         self._permits = kept
 
 

@@ -50,9 +50,6 @@ class RecipientProperty(str):
 
     __slots__ = ()
 
-    def __repr__(self) -> str:
-        return f"current_recipient({str(self)!r})"
-
 
 def parse_rule(text: str, field: str = FIELD) -> Predicate:
     """A rule's predicate, with `RecipientProperty` placeholders. Raises BadRequest with the error's position."""

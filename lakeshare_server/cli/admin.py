@@ -150,12 +150,14 @@ def tail(
         recipient=recipient, principal=principal, action=action, object_name=object_name, refused=refused
     )
     number = audit.newest_event_number(catalog)
-    _print_events(audit.search(catalog, query, lines) if lines else (), as_json=as_json)
+    found = audit.search(catalog, query, lines) if lines else ()
+    _print_events((event for event in found if event.number <= number), as_json=as_json)
     while follow:
         time.sleep(FOLLOW_S)
         newest = audit.newest_event_number(catalog)
         if newest > number:
-            _print_events(audit.events_after(catalog, number, query), as_json=as_json)
+            events = audit.events_after(catalog, number, query)
+            _print_events((event for event in events if event.number <= newest), as_json=as_json)
             number = newest
 
 

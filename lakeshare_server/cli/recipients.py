@@ -4,8 +4,9 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from io import FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 import typer
@@ -219,7 +220,7 @@ def activate(
         path = output or Path(Path(offer["fileName"]).name or "recipient.share")
         with _reserve_file(path) as file:
             body = _request_link(client, "POST", link, {"acceptsAgreement": True})
-            _write_profile(file, body["profile"])
+            _write_profile(file, path, body["profile"])
     typer.echo(f"profile: {path}")
 
 
@@ -233,7 +234,8 @@ def _request_link(
     try:
         response = client.request(method, link, json=body)
         fields = response.json()
-    except httpx.TransportError as error:
+    # The last is of a host that cannot be a name in the DNS.
+    except (httpx.TransportError, httpx.InvalidURL, UnicodeError) as error:
         raise Unavailable(f"{host} does not answer: {error}", "Try again in a moment.") from error
     except ValueError:
         fields = None
@@ -246,7 +248,7 @@ def _request_link(
 
 
 @contextmanager
-def _reserve_file(path: Path) -> Iterator[BinaryIO]:
+def _reserve_file(path: Path) -> Iterator[FileIO]:
     """A new file, readable by its owner only: created before the link is used, removed again on failure."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -254,7 +256,7 @@ def _reserve_file(path: Path) -> Iterator[BinaryIO]:
         raise BadRequest("--output", str(path), "There is such a file already; name another one.") from error
     except OSError as error:
         raise BadRequest("--output", str(path), f"No file can be made there: {error.strerror}.") from error
-    with os.fdopen(descriptor, "wb") as file:
+    with FileIO(descriptor, "wb") as file:
         try:
             yield file
         except BaseException:
@@ -262,17 +264,19 @@ def _reserve_file(path: Path) -> Iterator[BinaryIO]:
             raise
 
 
-def _write_profile(file: BinaryIO, profile: dict[str, object]) -> None:
+def _write_profile(file: FileIO, path: Path, profile: dict[str, object]) -> None:
     from lakeshare_server.access.authentication import format_profile
 
     text = format_profile(profile)
+    content = text.encode()
     try:
-        file.write(text.encode())
-        file.flush()
-    except OSError:
+        while content:
+            content = content[file.write(content) :]
+    except OSError as error:
         # The link is used up: on the screen the profile is not lost.
         typer.echo(text)
-        raise
+        hint = f"The profile is printed above; no file was written: {error.strerror}."
+        raise BadRequest("--output", str(path), hint) from error
 
 
 def _print_link(link: "LinkState", code: str, url: str | None) -> None:

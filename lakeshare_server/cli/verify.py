@@ -8,8 +8,9 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     import httpx
 
     from lakeshare_server.protocol.verification import AuditedFile, VerifiedEvidence
+
+    Opened = AbstractContextManager[httpx.Response]
 
 PIECE_BYTES = 1 << 20
 AUDIT_NUMBERS = ("checks", "failed", "blocking")
@@ -84,6 +87,9 @@ def verify(
         raise BadRequest("--key", "none", "Give the provider's public key, a PEM file.")
     if folder is not None and evidence is None:
         raise BadRequest("--folder", str(folder), "Give --evidence, too: the file that --save has written.")
+    if save is not None and evidence is not None:
+        # It may be the same file, which is emptied before it is read.
+        raise BadRequest("--save", str(save), f"Leave it out: {evidence} has the evidence.")
     keys = parse_public_keys("--key", key)
     profile, names = _parse_table(table, is_offline=folder is not None)
     verification = Verification(
@@ -415,20 +421,16 @@ class ServerRefused(LakeshareError):
 class SharingClient:
     """Requests of a recipient with its profile; files are downloaded without its token."""
 
+    endpoint: str
     client: "httpx.Client"
     plain: "httpx.Client"
 
-    @contextmanager
-    def read_evidence(self, names: tuple[str, str, str], version: int | None) -> "Iterator[httpx.Response]":
+    def read_evidence(self, names: tuple[str, str, str], version: int | None) -> "Opened":
         """The response with a table's evidence."""
-        request = self.client.build_request(
-            "GET", f"{_table_path(names)}/evidence", params=given(version=version)
-        )
-        with self._send(self.client, request) as response:
-            yield response
+        url = f"{self.endpoint}{_table_path(names)}/evidence"
+        return self._send(self.client, "GET", url, params=given(version=version))
 
-    @contextmanager
-    def query(self, names: tuple[str, str, str], version: int | None) -> "Iterator[httpx.Response]":
+    def query(self, names: tuple[str, str, str], version: int | None) -> "Opened":
         """The response to a query for all files of a table, with ids of the delta format."""
         from lakeshare_server.protocol.lines import HEADER
         from lakeshare_server.tables.delta.snapshot import READER_WRITER
@@ -437,26 +439,26 @@ class SharingClient:
         features = ",".join(sorted(feature.lower() for feature in READER_WRITER))
         capabilities = f"responseformat=delta,parquet;readerfeatures={features};includeendstreamaction=true"
         headers = {HEADER: capabilities, "fileidhash": "delta"}
-        path = f"{_table_path(names)}/query"
-        request = self.client.build_request("POST", path, json=given(version=version), headers=headers)
-        with self._send(self.client, request) as response:
-            yield response
+        url = f"{self.endpoint}{_table_path(names)}/query"
+        return self._send(self.client, "POST", url, json=given(version=version), headers=headers)
 
     def hash_file(self, url: str) -> tuple[str, int]:
         """The SHA-256 and the size of a file."""
         digest, size = hashlib.sha256(), 0
-        with self._send(self.plain, self.plain.build_request("GET", url)) as response:
+        with self._send(self.plain, "GET", url) as response:
             for piece in response.iter_bytes(PIECE_BYTES):
                 digest.update(piece)
                 size += len(piece)
         return digest.hexdigest(), size
 
     @contextmanager
-    def _send(self, client: "httpx.Client", request: "httpx.Request") -> "Iterator[httpx.Response]":
+    def _send(
+        self, client: "httpx.Client", method: str, url: str, **fields: Any
+    ) -> "Iterator[httpx.Response]":
         import httpx
 
         try:
-            response = client.send(request, stream=True)
+            response = client.send(client.build_request(method, url, **fields), stream=True)
             try:
                 if not response.is_success:
                     response.read()
@@ -464,8 +466,9 @@ class SharingClient:
                 yield response
             finally:
                 response.close()
-        except httpx.HTTPError as error:
-            what = f"{_shorten_url(str(request.url))} cannot be read: {error or type(error).__name__}"
+        # The last is of a host that cannot be a name in the DNS.
+        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
+            what = f"{_shorten_url(url)} cannot be read: {error or type(error).__name__}"
             raise Unavailable(what, "Try again; check the endpoint in the profile.") from error
 
 
@@ -480,8 +483,8 @@ def open_client(profile: Path) -> Iterator[SharingClient]:
         raise BadRequest("PROFILE", str(profile), "Give a profile file with an endpoint.")
     with httpx.Client(timeout=TIMEOUT_S) as plain:
         auth = _make_auth(profile, fields, plain)
-        with httpx.Client(base_url=endpoint, auth=auth, timeout=TIMEOUT_S) as client:
-            yield SharingClient(client, plain)
+        with httpx.Client(auth=auth, timeout=TIMEOUT_S) as client:
+            yield SharingClient(endpoint, client, plain)
 
 
 def _read_profile(profile: Path) -> dict[str, Any]:
@@ -501,7 +504,7 @@ def _make_auth(profile: Path, fields: Mapping[str, Any], plain: "httpx.Client") 
     kind = fields.get("type", "bearer_token")
     try:
         if kind == "bearer_token":
-            return _Bearer(str(fields["bearerToken"]))
+            return partial(_add_token, fields["bearerToken"])
         if kind == "basic":
             return httpx.BasicAuth(str(fields["username"]), str(fields["password"]))
         if kind == "oauth_client_credentials":
@@ -510,10 +513,13 @@ def _make_auth(profile: Path, fields: Mapping[str, Any], plain: "httpx.Client") 
             response = plain.post(str(fields["tokenEndpoint"]), data=form, auth=client)
             if not response.is_success:
                 raise ServerRefused(response)
-            return _Bearer(str(response.json()["access_token"]))
+            issued = response.json()
+            if isinstance(issued, dict) and "access_token" in issued:
+                return partial(_add_token, issued["access_token"])
+            raise Unavailable("the response of the token endpoint has no token", "Check the profile.")
     except KeyError as error:
         raise BadRequest("PROFILE", str(profile), f"The profile of type {kind} lacks {error}.") from error
-    except (httpx.HTTPError, ValueError) as error:
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         endpoint = fields.get("tokenEndpoint")
         raise Unavailable(f"{endpoint} issues no token: {error}", "Try again; check the profile.") from error
     raise BadRequest(
@@ -521,13 +527,9 @@ def _make_auth(profile: Path, fields: Mapping[str, Any], plain: "httpx.Client") 
     )
 
 
-class _Bearer:
-    def __init__(self, token: str) -> None:
-        self._header = f"Bearer {token}"
-
-    def __call__(self, request: "httpx.Request") -> "httpx.Request":
-        request.headers["Authorization"] = self._header
-        return request
+def _add_token(token: object, request: "httpx.Request") -> "httpx.Request":
+    request.headers["Authorization"] = f"Bearer {token}"
+    return request
 
 
 def _table_path(names: tuple[str, str, str]) -> str:

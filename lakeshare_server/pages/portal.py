@@ -4,7 +4,6 @@ import asyncio
 import json
 import posixpath
 import re
-import struct
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -232,8 +231,7 @@ class RowReader:
         else:
             with closing(self._open(unquote(text))) as source:
                 source.seek(int(vector.get("offset") or 0))
-                (length,) = struct.unpack(">I", source.read(4))
-                content = source.read(length)
+                content = source.read(int.from_bytes(source.read(4), "big"))
         if content[: len(MAGIC)] != MAGIC or len(content) < size:
             raise TableFilesMissing(text, "a deletion vector is not whole")
         return BitMap64.deserialize(content[len(MAGIC) :])
@@ -242,12 +240,7 @@ class RowReader:
 def _format_values(values: pa.Array, kind: Any, mode: str) -> list[str | None]:
     stored = values.type
     if isinstance(kind, Mapping):
-        try:
-            nested = values.to_pylist()
-        except (ValueError, OverflowError):
-            # Python has no dates before year 1 and after 9999.
-            return ["(cannot be shown)"] * len(values)
-        return [None if value is None else _format_json(_name_fields(value, kind, mode)) for value in nested]
+        return [_format_nested(value, kind, mode) for value in values]
     if any(is_kind(stored) for is_kind in BINARY_KINDS):
         return [None if value is None else _format_hex(value) for value in values.to_pylist()]
     if pa.types.is_nested(stored):
@@ -261,6 +254,15 @@ def _format_values(values: pa.Array, kind: Any, mode: str) -> list[str | None]:
     return texts
 
 
+def _format_nested(stored: pa.Scalar, kind: Any, mode: str) -> str | None:
+    try:
+        value = stored.as_py()
+    except (ValueError, OverflowError):
+        # Python has no dates before year 1 and after 9999.
+        return "(cannot be shown)"
+    return None if value is None else _format_json(_name_fields(value, kind, mode))
+
+
 def _name_fields(value: Any, kind: Any, mode: str) -> Any:
     """A nested value with the recipients' names of its fields."""
     if not isinstance(kind, Mapping) or value is None:
@@ -271,11 +273,9 @@ def _name_fields(value: Any, kind: Any, mode: str) -> Any:
             return {c.name: _name_fields(value.get(c.physical_name), c.kind, mode) for c in columns}
         case "array":
             return [_name_fields(item, kind["elementType"], mode) for item in value]
-        case "map":
+        case _:
             pairs = ((_name_fields(key, kind["keyType"], mode), item) for key, item in value)
             return {str(key): _name_fields(item, kind["valueType"], mode) for key, item in pairs}
-        case _:
-            return value
 
 
 def _format_json(value: Any) -> str:
@@ -403,10 +403,8 @@ def format_type(kind: Any) -> str:
             return f"struct<{', '.join(fields)}>"
         case "array":
             return f"array<{format_type(kind['elementType'])}>"
-        case "map":
+        case _:
             return f"map<{format_type(kind['keyType'])}, {format_type(kind['valueType'])}>"
-        case other:
-            return str(other)
 
 
 PAGE_VERSIONS = 20

@@ -64,8 +64,8 @@ class VersionsUntil:
         return self._all.at_or_below(min(number, self._number))
 
     def at_or_before(self, timestamp_ms: int) -> Version | None:
-        # Times grow with the numbers.
-        return self._all.at_or_before(min(timestamp_ms, self.latest().timestamp_ms))
+        version = self._all.at_or_before(timestamp_ms)
+        return version if version is None or version.number <= self._number else self.latest()
 
     def at_or_after(self, timestamp_ms: int) -> Version | None:
         version = self._all.at_or_after(timestamp_ms)

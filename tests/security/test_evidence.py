@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ import httpx
 import pytest
 from pyroaring import BitMap64
 
-from lakeshare_server.catalog import Ledger, Publication
+from lakeshare_server.catalog import Ledger, Publication, SharedTable
 from lakeshare_server.catalog.credentials import issue_token
-from lakeshare_server.catalog.sharing import create_recipient, editing, grant
+from lakeshare_server.catalog.sharing import add_table, create_recipient, create_share, editing, grant
+from lakeshare_server.cli import verify
 from lakeshare_server.cli.verify import ServerRefused, Verification, VerificationResult, open_client
 from lakeshare_server.errors import BadRequest, EvidenceRefused
 from lakeshare_server.storage import Stores
@@ -30,11 +32,13 @@ from lakeshare_server.tables.publications import PublicationFiles
 from tests.builders.commands import Runner
 from tests.builders.credentials import OAUTH
 from tests.builders.grants import grant_to
+from tests.builders.http_server import listening
 from tests.builders.lake_tables import a_delta_table, an_iceberg_table, append_delta, some_rows
 from tests.builders.sharing import Provider, Running, a_provider, a_server
 
 NAMES = ("flights", "lake", "flights")
 ICEBERG = ("flights", "lake", "iceberg")
+OAUTH_PROFILE = {"type": "oauth_client_credentials", "clientId": "x", "clientSecret": "x"}
 Lines = list[dict[str, Any]]
 
 
@@ -498,8 +502,83 @@ def test_the_command_verifies_online_and_offline(
     assert (
         "of number 1, which is older than 2" in run.ended("verify", table, *options, "--at-least", "2").errors
     )
-    for wrong in ("--folder", str(downloads)), ("--key", str(tmp_path / "none")):
-        assert run.ended("verify", table, *options, *wrong).code == 1
+    for wrong in (
+        ("--folder", str(downloads)),
+        ("--key", str(tmp_path / "none")),
+        ("--evidence", str(tmp_path / "none")),
+        ("--evidence", str(saved), "--folder", str(tmp_path / "none")),
+        ("--save", str(tmp_path / "none" / "saved.jsonl")),
+    ):
+        ended = run.ended("verify", table, *options, *wrong)
+        assert (ended.code, f"{wrong[-2]}: " in ended.errors) == (1, True)
+    content = saved.read_bytes()
+    assert "Leave it out" in run.ended(*offline, "--save", str(saved)).errors
+    assert saved.read_bytes() == content
+
+
+def test_files_without_a_signed_digest_are_compared_by_their_size(
+    lake: SharedLake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = lake.provider.settings.model_copy(update={"evidence_digests": "none"})
+    publication = lake.provider.publish_delta("lake.unread", a_delta_table(tmp_path / "unread"))
+    sign(replace(lake.provider, settings=settings), publication)
+    with editing(lake.provider.catalog, "tests") as edit:
+        create_share(edit, "unread")
+        add_table(edit, "unread", SharedTable("lake", "unread", "lake.unread"))
+        grant(edit, "unread", recipient="all")
+    run, table, saved = Runner(monkeypatch, capsys), f"{lake.profile}#unread.lake.unread", tmp_path / "saved"
+    run("verify", table, "--key", str(lake.key), "--save", str(saved))
+    monkeypatch.setattr(verify, "QUIET_S", 0.0)
+    offline = ("verify", "unread.lake.unread", "--key", str(lake.key), "--evidence", str(saved), "--folder")
+    files = tmp_path / "files"
+    files.mkdir()
+    for number, file in enumerate(sorted((tmp_path / "unread").rglob("*.parquet"))):
+        shutil.copyfile(file, files / str(number))
+    ended = run.ended(*offline, str(files))
+    assert (ended.code, "compared 1 of 3 files (33%)" in ended.errors) == (0, True)
+    assert "the content of 3 files: only their sizes are signed and were compared" in ended.output
+    (files / "0").write_bytes(b"x")
+    assert "none of the files that were signed" in run.ended(*offline, str(files)).errors
+
+
+class WithoutToken(BaseHTTPRequestHandler):
+    """An endpoint that answers JSON of another kind."""
+
+    def do_POST(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"[]")
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"endpoint": "http://[::1"}, "cannot be read: Invalid port"),
+        ({"endpoint": f"https://{'a' * 70}.example"}, "label empty or too long"),
+        ({"endpoint": "http://127.0.0.1:1"}, "Connection refused"),
+        ({**OAUTH_PROFILE, "tokenEndpoint": "http://[::1"}, "issues no token: Invalid port"),
+        ({**OAUTH_PROFILE, "tokenEndpoint": "http://127.0.0.1:1"}, "issues no token: "),
+        (OAUTH_PROFILE, "the token endpoint has no token"),
+    ],
+)
+def test_endpoints_of_a_profile_that_do_not_answer_as_such_are_named(
+    lake: SharedLake,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    fields: dict[str, str],
+    reason: str,
+) -> None:
+    path = tmp_path / "wrong.share"
+    with ThreadingHTTPServer(("127.0.0.1", 0), WithoutToken) as server, listening(server):
+        url = f"http://127.0.0.1:{server.server_port}"
+        path.write_text(json.dumps({"bearerToken": "x", "endpoint": url, "tokenEndpoint": url, **fields}))
+        table = f"{path}#flights.lake.flights"
+        ended = Runner(monkeypatch, capsys).ended("verify", table, "--key", str(lake.key))
+    assert (ended.code, reason in ended.errors) == (1, True), ended.errors
 
 
 def test_profiles_with_a_client_secret_verify_too(lake: SharedLake, tmp_path: Path) -> None:

@@ -6,9 +6,10 @@ from datetime import UTC, datetime, timedelta
 
 import httpx
 import pytest
+from pyiceberg.types import StringType
 
 from lakeshare_server.access.rules import require_decidable, require_decidable_rules
-from lakeshare_server.catalog import allow_directory_access, states
+from lakeshare_server.catalog import Ledger, allow_directory_access, states
 from lakeshare_server.catalog.sharing import (
     Edit,
     add_table,
@@ -25,6 +26,7 @@ from lakeshare_server.errors import BadRequest
 from lakeshare_server.storage import Stores
 from lakeshare_server.versions import Versions
 from tests.builders.grants import alter_shared, describe, grant_to, grant_to_group
+from tests.builders.iceberg_rest import TABLE, door
 from tests.builders.lake_tables import a_delta_table, an_iceberg_table, append_delta, some_rows
 from tests.builders.recipients import Recipients
 from tests.builders.sharing import FLIGHTS, Provider, Running, a_provider, a_server, files, lines
@@ -51,7 +53,15 @@ def provider(tmp_path_factory: pytest.TempPathFactory) -> Provider:
         spec.remove_field("day").add_identity("cancelled")
     evolved.append(some_rows(days=1))
     provider.publish_iceberg("lake.evolved", evolved.state())
-    provider.share("lake.flights", "lake.unpartitioned", "lake.evolved")
+    evolving = an_iceberg_table(folder / "evolving", some_rows(days=1))
+    provider.publish_iceberg("lake.evolving", evolving.state())
+    evolving.append(some_rows(days=1))
+    provider.publish_iceberg("lake.evolving", evolving.state())
+    with evolving.table.update_schema() as schema:
+        schema.add_column("added_later", StringType())
+    evolving.append(some_rows(days=1))
+    provider.publish_iceberg("lake.evolving", evolving.state())
+    provider.share("lake.flights", "lake.unpartitioned", "lake.evolved", "lake.evolving")
     return provider
 
 
@@ -340,3 +350,45 @@ def test_a_rule_that_nobody_understands_lets_nothing_through(
     alter_shared(provider, PATH, rule="words of a later version")
     grant_to(provider, name)
     assert days(client) == []
+
+
+def test_timestamps_after_a_chosen_publication_lead_to_nothing_newer(
+    provider: Provider, client: httpx.Client, name: str
+) -> None:
+    grant_to(provider, name)
+    alter_shared(provider, "flights.lake.evolving", publication=1)
+    times = [row.published_at for row in Ledger(provider.catalog).history("lake.evolving")][::-1]
+    evolving = FLIGHTS.replace("tables/flights", "tables/evolving")
+    for at, version in zip(times, (0, 1, None), strict=True):
+        answer = client.post(f"{evolving}/query", json={"timestamp": at.isoformat()})
+        assert answer.headers.get("Delta-Table-Version") == (None if version is None else str(version)), at
+        assert answer.status_code == (400 if version is None else 200)
+    later = (times[-1] + timedelta(days=1)).isoformat()
+    changes = lines(
+        client.get(f"{evolving}/changes", params={"startingVersion": 0, "endingTimestamp": later})
+    )
+    assert {line["add"]["version"] for line in changes if "add" in line} == {0, 1}
+    for asked in ({"startingTimestamp": times[2].isoformat()}, {"startingTimestamp": later}):
+        assert client.get(f"{evolving}/changes", params=asked).status_code == 400
+        assert client.get(f"{evolving}/version", params=asked).status_code == 400
+
+
+def test_iceberg_clients_get_no_snapshot_after_a_chosen_publication(
+    provider: Provider, server: Running, name: str
+) -> None:
+    token = provider.recipient(name)
+    alter_shared(provider, "flights.lake.evolving", publication=1)
+    snapshots = [row.snapshot_id for row in Ledger(provider.catalog).history("lake.evolving")][::-1]
+    with door(server, token) as catalog:
+        table = TABLE.replace("tables/flights", "tables/evolving")
+        loaded = catalog.get(table)
+        metadata = loaded.json()["metadata"]
+        assert [snapshot["snapshot-id"] for snapshot in metadata["snapshots"]] == snapshots[:2]
+        assert metadata["current-snapshot-id"] == snapshots[1]
+        assert str(snapshots[2]) not in loaded.text
+        assert "added_later" not in loaded.text
+        statuses = [
+            catalog.post(f"{table}/plan", json={"snapshot-id": snapshot}).status_code
+            for snapshot in snapshots
+        ]
+    assert statuses == [200, 200, 400]

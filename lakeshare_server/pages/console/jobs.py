@@ -122,10 +122,17 @@ class Jobs:
 
     def get(self, job_id: str) -> Job:
         """A job of this host. Raises NotFound."""
-        folder = self._folder / job_id
-        if not ID.fullmatch(job_id) or not (folder / JOB).exists():
+        job = self._find(job_id) if ID.fullmatch(job_id) else None
+        if job is None:
             raise NotFound("Job of this host", job_id)
-        fields = json.loads((folder / JOB).read_text())
+        return job
+
+    def _find(self, job_id: str) -> Job | None:
+        """The job, None if another worker has removed it."""
+        folder = self._folder / job_id
+        fields = _read_json(folder / JOB)
+        if fields is None:
+            return None
         # Whether it runs comes first: a job that ends in between has its result then.
         is_running = _is_locked(folder / LOCK) or job_id in self._running
         result = _read_json(folder / RESULT)
@@ -153,7 +160,7 @@ class Jobs:
 
     def list_newest(self, limit: int) -> Sequence[Job]:
         """The jobs of this host, the newest first."""
-        return [self.get(job_id) for job_id in self._list_ids()[:limit]]
+        return list(filter(None, map(self._find, self._list_ids()[:limit])))
 
     @contextmanager
     def hold_set(self, set_name: str) -> Iterator[int]:
@@ -205,7 +212,8 @@ class Jobs:
 
     def _remove_old(self) -> None:
         for job_id in self._list_ids()[KEPT:]:
-            if not self.get(job_id).is_running:
+            job = self._find(job_id)
+            if job is not None and not job.is_running:
                 shutil.rmtree(self._folder / job_id, ignore_errors=True)
 
 

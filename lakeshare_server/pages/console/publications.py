@@ -3,7 +3,6 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from fastapi import APIRouter, Response
 from fastapi.concurrency import run_in_threadpool
@@ -184,10 +183,6 @@ def show_publication(request: PageDep, table: str, version: str) -> Response:
 
 @router.get("/publications/{table}/{version}/rollback")
 def preview_rollback(request: PageDep, table: str, version: str) -> Response:
-    return rollback_page(request, table, version)
-
-
-def rollback_page(request: ConsoleRequest, table: str, version: str, **refused: Any) -> Response:
     """Who is affected when a number is published again, with the form for it."""
     ledger = Ledger(request.app_state.catalog)
     with request.app_state.catalog.reading() as session:
@@ -201,7 +196,6 @@ def rollback_page(request: ConsoleRequest, table: str, version: str, **refused: 
         hindrance=find_hindrance(publication, newest, ledger.oldest_readable(table)),
         effects=describe_effects(readership, publication),
         readership=readership,
-        **refused,
     )
 
 

@@ -18,7 +18,7 @@ from lakeshare_server.protocol.requests import optional_integer
 from lakeshare_server.provider.usage import KEPT_DAYS, CountedUsage
 from lakeshare_server.routes.context import impersonating_client, make_impersonation
 from lakeshare_server.settings import PORTAL_PATH
-from lakeshare_server.text_fields import TEXT_FIELDS
+from lakeshare_server.text_fields import TEXT_FIELDS, TextField
 
 AUTHENTICATIONS = (
     ("TOKEN", "A bearer token, in a profile file"),
@@ -30,7 +30,7 @@ LIMITS = (
     ("urls_per_day", "Files in a day"),
     ("bytes_per_day", "Bytes in a day"),
 )
-LINK_DAYS, MAX_DAYS = 3, 36_500
+MAX_GRACE_HOURS = 24 * 36_500
 # Lists of recipients by their usage.
 SHOWN = ("", "silent", "spiking")
 MAX_SPIKES = 500
@@ -96,8 +96,7 @@ def _page_of_names(session: Session, found: Sequence[RecipientKey], after: str) 
 def create_recipient(request: ChangeDep) -> Response:
     """Creates a recipient and shows its activation link, once; OIDC federation needs no link."""
     fields: dict[str, Any] = {
-        **_texts(request),
-        "comment": request.text("comment"),
+        **read_texts(request, TEXT_FIELDS["recipient"]),
         "owner": request.text("owner"),
         "authentication": request.value("authentication") or "TOKEN",
     }
@@ -113,9 +112,10 @@ def create_recipient(request: ChangeDep) -> Response:
 
 
 def _create_link(request: ConsoleRequest, edit: Edit, recipient: str) -> tuple[states.LinkState, str]:
-    days = read_number(request, "link_days", most=MAX_DAYS) or LINK_DAYS
+    days = read_number(request, "link_days", least=1, most=credentials.MAX_LINK_LIFE.days)
+    life = credentials.DEFAULT_LINK_LIFE if days is None else timedelta(days=days)
     ends_at = read_moment(request, "token_expires_at")
-    return credentials.create_link(edit, recipient, link_life=timedelta(days=days), token_expires_at=ends_at)
+    return credentials.create_link(edit, recipient, link_life=life, token_expires_at=ends_at)
 
 
 def _link_page(request: ConsoleRequest, link: states.LinkState, code: str) -> Response:
@@ -131,7 +131,6 @@ def show_recipient(request: PageDep, recipient: str) -> Response:
 
 
 def recipient_page(request: ConsoleRequest, recipient: str, **refused: Any) -> Response:
-    refused.pop("token", None), refused.pop("policy", None)
     with request.app_state.catalog.reading() as session:
         state = states.get_recipient(session, recipient)
         grants = states.list_grants(session, recipient=recipient)
@@ -154,8 +153,7 @@ def recipient_page(request: ConsoleRequest, recipient: str, **refused: Any) -> R
 @shown_on(recipient_page)
 def alter_recipient(request: ChangeDep, recipient: str) -> Response:
     fields: dict[str, Any] = {
-        **_texts(request),
-        "comment": request.text("comment"),
+        **read_texts(request, TEXT_FIELDS["recipient"]),
         "owner": request.text("owner"),
         "expires_at": read_moment(request, "expires_at"),
         "ip_allow": request.value("ip_allow").split() or None,
@@ -180,7 +178,7 @@ def invite(request: ChangeDep, recipient: str) -> Response:
 @shown_on(recipient_page)
 def rotate(request: ChangeDep, recipient: str) -> Response:
     """Ends the tokens after a grace time and makes a link for the next one."""
-    hours = read_number(request, "grace_hours", most=24 * MAX_DAYS) or 0
+    hours = read_number(request, "grace_hours", most=MAX_GRACE_HOURS) or 0
     with request.editing() as edit:
         credentials.shorten_tokens(edit, recipient, existing_expire_in=timedelta(hours=hours))
         link = _create_link(request, edit, recipient)
@@ -276,10 +274,10 @@ def list_groups(request: PageDep) -> Response:
 
 
 def groups_page(request: ConsoleRequest, **refused: Any) -> Response:
-    refused.pop("group", None)
+    altered = refused.pop("group", None)
     with request.app_state.catalog.reading() as session:
         page = overviews.find_groups(session, request.query("q"), request.query("after"))
-    return request.render("groups.html", page=page, **refused)
+    return request.render("groups.html", page=page, altered=altered, **refused)
 
 
 @router.post("/groups")
@@ -318,27 +316,29 @@ def drop_group(request: ChangeDep, group: str) -> Response:
     return request.redirect("groups", done="removed")
 
 
-def _texts(request: ConsoleRequest) -> Mapping[str, str | None]:
-    return {text.name: request.text(text.name) for text in TEXT_FIELDS["recipient"]}
+def read_texts(request: ConsoleRequest, texts: Sequence[TextField]) -> Mapping[str, str | None]:
+    """The comment and these texts, None for those that are empty."""
+    return {name: request.text(name) for name in ("comment", *(text.name for text in texts))}
 
 
 def _read_properties(request: ConsoleRequest) -> dict[str, str]:
     """The properties in lines like region=EU. Raises BadRequest."""
-    lines = [line.strip() for line in request.value("properties").splitlines() if line.strip()]
-    pairs = [line.partition("=") for line in lines]
-    for line, (name, equals, _) in zip(lines, pairs, strict=True):
-        if not (equals and name.strip()):
-            raise BadRequest("properties", line, "Write one in a line, like region=EU.")
-    return {name.strip(): value.strip() for name, _, value in pairs}
+    properties = dict[str, str]()
+    for line in filter(None, map(str.strip, request.value("properties").splitlines())):
+        name, equals, value = map(str.strip, line.partition("="))
+        if not (equals and name) or name in properties:
+            raise BadRequest("properties", line, "Write one in a line, like region=EU, and each once.")
+        properties[name] = value
+    return properties
 
 
-def read_number(request: ConsoleRequest, name: str, most: int = (1 << 63) - 1) -> int | None:
+def read_number(request: ConsoleRequest, name: str, least: int = 0, most: int = (1 << 63) - 1) -> int | None:
     """A field of a form that is a whole number; None if it is empty. Raises BadRequest."""
     text = request.value(name)
     if not text:
         return None
-    if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= most):
-        raise BadRequest(name, text, f"Give a whole number up to {most}, or nothing.")
+    if not (text.isascii() and text.isdigit() and len(text) < 20 and least <= int(text) <= most):
+        raise BadRequest(name, text, f"Give a whole number from {least} to {most}, or nothing.")
     return int(text)
 
 

@@ -21,6 +21,7 @@ from lakeshare_server.errors import (
     Denied,
     LakeshareError,
     MalformedRequest,
+    NotFound,
     TooManyRequests,
     Unauthenticated,
     Unavailable,
@@ -201,7 +202,7 @@ SharePageDep = Annotated[ConsoleRequest, Depends(authorize(Permission.SHARE))]
 ChangeDep = Annotated[ConsoleRequest, Depends(with_form(Permission.SHARE))]
 
 # Refusals that a form shows beside its fields; the others have a page of their own.
-SHOWN_IN_FORMS = (BadRequest, CatalogConflict, MalformedRequest, Unserveable)
+SHOWN_IN_FORMS = (BadRequest, CatalogConflict, MalformedRequest, NotFound, Unserveable)
 
 
 def shown_on(page: Callable[..., Response]) -> Callable[[Callable[..., Response]], Callable[..., Response]]:

@@ -20,7 +20,7 @@ from lakeshare_server.errors import BadRequest, DocumentError, LakeshareError, N
 from lakeshare_server.pages.console.comparison import make_provider_request
 from lakeshare_server.pages.console.jobs import ConsoleWork
 from lakeshare_server.pages.console.pipelines import CONTRACTS
-from lakeshare_server.pages.console.recipients import read_moment, read_number
+from lakeshare_server.pages.console.recipients import read_moment, read_number, read_texts
 from lakeshare_server.pages.console.session import (
     SHOWN_IN_FORMS,
     ChangeDep,
@@ -40,6 +40,7 @@ from lakeshare_server.text_fields import TEXT_FIELDS
 MEASURE_S = 0.12
 CONTRACTS_S = 10.0
 AT_ONCE = 8
+UNPUBLISHED = "It is not published yet, or not at the number that it is pinned to."
 
 router = APIRouter()
 
@@ -59,9 +60,8 @@ def shares_page(request: ConsoleRequest, **refused: Any) -> Response:
 @shown_on(shares_page)
 def create_share(request: ChangeDep) -> Response:
     with request.editing() as edit:
-        share = sharing.create_share(
-            edit, request.value("name"), comment=request.text("comment"), **_texts(request)
-        )
+        texts = read_texts(request, TEXT_FIELDS["share"])
+        share = sharing.create_share(edit, request.value("name"), **texts)
     return request.redirect("shares", share.name, done="created")
 
 
@@ -71,8 +71,7 @@ def show_share(request: PageDep, share: str) -> Response:
 
 
 def share_page(request: ConsoleRequest, share: str, **refused: Any) -> Response:
-    for name in ("schema", "table", "principal"):
-        refused.pop(name, None)
+    altered = refused.pop("schema", None), refused.pop("table", None)
     with request.app_state.catalog.reading() as session:
         state = states.get_share(session, share)
         tables = overviews.find_objects(session, share, request.query("q"), request.query("after"))
@@ -88,6 +87,7 @@ def share_page(request: ConsoleRequest, share: str, **refused: Any) -> Response:
         readers=readers,
         texts=TEXT_FIELDS["share"],
         now=datetime.now(UTC),
+        altered=altered,
         **refused,
     )
 
@@ -96,9 +96,8 @@ def share_page(request: ConsoleRequest, share: str, **refused: Any) -> Response:
 @shown_on(share_page)
 def alter_share(request: ChangeDep, share: str) -> Response:
     with request.editing() as edit:
-        sharing.alter_share(
-            edit, share, comment=request.text("comment"), revision=request.revision, **_texts(request)
-        )
+        texts = read_texts(request, TEXT_FIELDS["share"])
+        sharing.alter_share(edit, share, revision=request.revision, **texts)
     return request.redirect("shares", share, done="changed")
 
 
@@ -284,6 +283,8 @@ async def _measure(request: ConsoleRequest, entry: states.SharedTable, rule: Pre
 
     try:
         return await request.app_state.pools.run(view.services, measure)
+    except NotFound:
+        return RuleEffect(entry.path, problem=UNPUBLISHED)
     except LakeshareError as error:
         return RuleEffect(entry.path, problem=error.for_provider())
 
@@ -309,7 +310,7 @@ async def show_table(request: PageDep, table: str) -> Response:
     except NotFound as error:
         if not paths:
             raise NotFound("Table", table) from error
-        problem = error.for_provider()
+        problem = UNPUBLISHED
     except LakeshareError as error:
         problem = error.for_provider()
     days = await run_in_threadpool(_count_by_day, request, paths)
@@ -369,7 +370,3 @@ def compare_files(request: ChangeDep) -> Response:
     plan = declared.plan_changes(request.app_state.catalog, desired, prune=False)
     lines = list(declared.format_plan(plan))
     return drift_page(request, lines=lines, entered=request.form)
-
-
-def _texts(request: ConsoleRequest) -> Mapping[str, str | None]:
-    return {text.name: request.text(text.name) for text in TEXT_FIELDS["share"]}

@@ -144,7 +144,7 @@ def _render(
         findings=findings,
         problem=problem,
         missing=missing,
-        database=url.render_as_string(hide_password=True),
+        database=url.set(query={}).render_as_string(hide_password=True),
         schema=app_state.catalog.schema_state(),
         expected_revision=HEAD,
         operations=work,
@@ -181,5 +181,5 @@ def _format_setting(name: str, value: object) -> str:
     if isinstance(value, SecretStr):
         return "(set)"
     if name == "database_url" and isinstance(value, str):
-        return sqlalchemy.make_url(value).render_as_string(hide_password=True)
+        return sqlalchemy.make_url(value).set(query={}).render_as_string(hide_password=True)
     return str(value)

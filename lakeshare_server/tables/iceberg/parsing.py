@@ -6,7 +6,7 @@ Imported when a metadata file is read: it is what needs pyiceberg's tables.
 from typing import Any
 
 import orjson
-from pydantic import Field, ModelWrapValidatorHandler, ValidationError, model_serializer, model_validator
+from pydantic import Field, ModelWrapValidatorHandler, ValidationError, model_validator
 from pyiceberg.exceptions import ValidationError as MalformedType
 from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
 from pyiceberg.table.snapshots import Snapshot
@@ -103,13 +103,6 @@ class ForeignType(PrimitiveType):
     @classmethod
     def handle_primitive_type(cls, v: Any, handler: ModelWrapValidatorHandler[Any]) -> Any:
         return handler(v)
-
-    @model_serializer
-    def ser_model(self) -> str:
-        return self.root
-
-    def __getnewargs__(self) -> tuple[str]:
-        return (self.root,)
 
 
 def with_foreign_types(kind: Any) -> Any:

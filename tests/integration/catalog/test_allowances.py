@@ -2,6 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from sqlalchemy import select
@@ -130,6 +131,47 @@ def test_what_is_owed_is_kept_while_the_catalog_does_not_answer(
     meter.flush()
     with pytest.raises(TooManyRequests):
         RateLimit(Allowances(catalog), "urls", 86_400).require("bob", 100, "enough")
+
+
+@IN_MEMORY
+def test_what_is_owed_outlives_the_permits_of_many_others(
+    catalog: Catalog, clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rate_limit, "MAX_SUBJECTS", 3)
+    meter = RateLimit(Allowances(catalog), "urls", 86_400)
+    meter.count("bob", 100, 150)
+    clock[0] += 86_400
+    for number in range(9):
+        meter.require(f"other {number}", 100, "enough")
+    meter.flush()
+    clock[0] -= 86_400
+    with pytest.raises(TooManyRequests):
+        RateLimit(Allowances(catalog), "urls", 86_400).require("bob", 100, "enough")
+
+
+@IN_MEMORY
+def test_permits_that_are_forgotten_while_they_are_written_stop_no_other(
+    catalog: Catalog, clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meter = RateLimit(Allowances(catalog), "urls", 86_400)
+    for name in ("ann", "bob"):
+        meter.count(name, 100, 150)
+    take = Allowances.take
+
+    def take_slowly(*asked: Any) -> int:
+        monkeypatch.setattr(Allowances, "take", take)
+        # A request of bob writes what he owes, and then others push his permits out.
+        with pytest.raises(TooManyRequests):
+            meter.require("bob", 100, "enough")
+        monkeypatch.setattr(rate_limit, "MAX_SUBJECTS", 1)
+        meter.require("eve", 100, "enough")
+        return take(*asked)
+
+    monkeypatch.setattr(Allowances, "take", take_slowly)
+    meter.flush()
+    for name in ("ann", "bob"):
+        with pytest.raises(TooManyRequests):
+            RateLimit(Allowances(catalog), "urls", 86_400).require(name, 100, "enough")
 
 
 @IN_MEMORY

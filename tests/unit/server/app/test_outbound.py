@@ -1,19 +1,25 @@
 """Calls of outside services end at their deadline; a service without an answer is not called again for a while."""
 
+import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from lakeshare_server import outbound
 from lakeshare_server.errors import StoreMissing, Unavailable
-from lakeshare_server.outbound import Service, SharedRefresh
+from lakeshare_server.outbound import GuardedClient, GuardedResponse, Service, SharedRefresh
 from lakeshare_server.settings import ServerSettings, StoreSettings
 from lakeshare_server.storage import LocalSigner, Signers, Stores
 from lakeshare_server.versions.metadata_sources import CatalogTable
+from tests.builders.certificates import certificates
 from tests.builders.held_requests import silent_service
+from tests.builders.http_server import listening
 from tests.builders.waiting import wait_until
 
 ANSWER_S = 0.2
@@ -202,3 +208,68 @@ def test_an_sts_that_hangs_is_named_and_refused_at_once(monkeypatch: pytest.Monk
                 signers.vend("s3://lake/orders", 900)
         [state] = [one for one in stores.services.states() if one.name == "STS"]
     assert (state.calls, state.refused) == (1, 2)
+
+
+class Answering(BaseHTTPRequestHandler):
+    """Answers at once, or below /slow with bytes that do not end."""
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(self.headers["Host"].encode() + self.path.encode() + body)
+        while self.path == "/slow":
+            try:
+                self.wfile.write(b".")
+            except OSError:
+                return
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def tls_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """The port of a server with a certificate for 127.0.0.1, whose authority is trusted meanwhile."""
+    made = certificates(tmp_path_factory.mktemp("tls"))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(made.own, made.key)
+    with pytest.MonkeyPatch.context() as patched, ThreadingHTTPServer(("127.0.0.1", 0), Answering) as server:
+        patched.setenv("SSL_CERT_FILE", str(made.authority))
+        outbound._tls.cache_clear()
+        server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+        server.handle_error = lambda *_: None  # type: ignore[method-assign]
+        with listening(server):
+            yield server.server_port
+    outbound._tls.cache_clear()
+
+
+def post(url: str, within_s: float = 10.0) -> GuardedResponse:
+    client = GuardedClient("127.0.0.1 localhost")
+    return client.request("POST", url, {}, b"body", within_s=within_s, max_bytes=1 << 20)
+
+
+def test_a_request_over_tls_trusts_certificates_of_the_host_alone(tls_port: int) -> None:
+    response = post(f"https://127.0.0.1:{tls_port}/hook?x=1")
+    assert (response.status, response.body) == (200, f"127.0.0.1:{tls_port}/hook?x=1body".encode())
+    with pytest.raises(ssl.SSLCertVerificationError, match="not valid for 'localhost'"):
+        post(f"https://localhost:{tls_port}/hook")
+    with pytest.raises(OSError, match=r"Remote end closed|reset"):
+        post(f"http://127.0.0.1:{tls_port}/hook")
+
+
+def test_a_request_over_tls_ends_in_time(tls_port: int) -> None:
+    with pytest.raises(OSError, match=r"no complete response in time|timed out|closed"):
+        post(f"https://127.0.0.1:{tls_port}/slow", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(OSError):  # noqa: PT011 - of TLS or the socket
+        post(f"https://127.0.0.1:{silent.getsockname()[1]}/", 0.1)
+
+
+def test_the_next_address_of_a_host_is_tried(tls_port: int) -> None:
+    ends_at = time.monotonic() + 10
+    with closing(outbound._connect(["127.0.0.2", "127.0.0.1"], tls_port, ends_at)) as connection:
+        assert connection.getpeername() == ("127.0.0.1", tls_port)
+    with pytest.raises(ConnectionRefusedError):
+        outbound._connect(["127.0.0.2"], tls_port, ends_at)
+    with pytest.raises(TimeoutError, match="no connection in time"):
+        outbound._connect(["127.0.0.1"], tls_port, time.monotonic())

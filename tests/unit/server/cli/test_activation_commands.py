@@ -6,6 +6,7 @@ import stat
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +15,8 @@ import pytest
 from lakeshare_server.catalog import states
 from lakeshare_server.catalog.states import LinkState
 from lakeshare_server.cli import main
+from lakeshare_server.cli.recipients import _write_profile
+from lakeshare_server.errors import BadRequest
 from tests.builders import plain_http
 from tests.builders.http_server import listening
 from tests.builders.offered_lake import AGREEMENT, OfferedLake, an_offered_lake
@@ -165,5 +168,16 @@ def test_what_is_answered_otherwise_is_told_and_leaves_no_file(run: Run, tmp_pat
         ):
             refused = run("activate", root + path)
             assert (refused.code, said in refused.err) == (1, True), refused.err
-    assert "does not answer" in run("activate", f"{root}/activate/offered").err
+    for link in (
+        f"{root}/activate/offered",
+        f"https://{'a' * 70}.example/activate/x",
+        "http://[::1]:x/activate/x",
+    ):
+        assert "does not answer" in run("activate", link).err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_profile_that_no_disk_takes_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with FileIO("/dev/full", "wb") as file, pytest.raises(BadRequest, match="No space left on device"):
+        _write_profile(file, Path("full.share"), {"bearerToken": "only here"})
+    assert json.loads(capsys.readouterr().out)["bearerToken"] == "only here"

@@ -1,6 +1,7 @@
 """`lakeshare audit` and `lakeshare usage`: what they show, what they write, and how they end."""
 
 import json
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from lakeshare_server.catalog import AuditLog, Catalog
+from lakeshare_server.catalog import AuditLog, Catalog, audit
 from lakeshare_server.cli.main import commands
 from lakeshare_server.errors import BadRequest
 from tests.builders.database_schema import open_migrated
@@ -72,6 +73,33 @@ def test_tail_shows_the_newest_in_their_order(run: Any) -> None:
         "r2",
     ]
     assert "\tann\t" in run("audit", "tail", "--principal", "ann")
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_tail_follows_with_each_new_event_once(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("LAKESHARE_STATE_DIR", str(tmp_path))
+    catalog = open_migrated(f"sqlite:///{tmp_path / 'lakeshare.db'}")
+    append(catalog, [an_event(0)])
+    newest_event_number, waits = audit.newest_event_number, iter(range(3))
+
+    def newest(own: Catalog) -> int:
+        number = newest_event_number(own)
+        # Another process writes one more before the command reads up to this number.
+        append(catalog, [an_event(number)])
+        return number
+
+    def wait(_: float) -> None:
+        if next(waits, None) is None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(audit, "newest_event_number", newest)
+    monkeypatch.setattr(time, "sleep", wait)
+    output = run("audit", "tail", "-f", "-n", "5", *form, code=130)
+    catalog.close()
+    shown = [json.loads(line)["number"] for line in output.splitlines() if line] if form else numbers(output)
+    assert shown == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(

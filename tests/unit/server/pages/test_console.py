@@ -10,6 +10,7 @@ import pytest
 from lakeshare_server.catalog import states
 from lakeshare_server.catalog.credentials import add_admin_key, revoke_admin_key
 from lakeshare_server.catalog.sharing import editing
+from lakeshare_server.pages.console import PARTS
 from tests.builders.administration import Administered, an_administered_server, shares_read
 from tests.builders.console import REVISION, TOKEN, browser
 
@@ -191,3 +192,15 @@ def test_a_rule_is_tried_for_a_recipient_with_the_rows_that_it_leaves(administer
     hidden = browser(administered, "auditor").page(f"{page}/{rule}&recipient=bay&rows=lake.flights")
     assert "1 of" in hidden
     assert "<td>2013-01-01</td>" not in hidden
+
+
+def test_each_change_needs_the_form_token_and_a_session(administered: Administered) -> None:
+    routes = [
+        route for part in PARTS for route in part.router.routes if "POST" in getattr(route, "methods", ())
+    ]
+    paths = [re.sub(r"{[a-z]+}", "x", route.path) for route in routes if route.path != "/sign-in"]
+    assert len(paths) > 20
+    owner, signed_out = browser(administered), browser(administered, None)
+    for path in paths:
+        assert owner.client.post(f"/console{path}").status_code == 403, path
+        assert signed_out.client.post(f"/console{path}").status_code == 401, path

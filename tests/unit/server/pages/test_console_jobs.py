@@ -114,3 +114,35 @@ def test_a_job_of_a_killed_server_runs_until_its_end_and_is_then_interrupted(tmp
     assert jobs.get(job.id).exit_code is None
     assert jobs.read_output(job.id) == "begun\n"
     assert ended(jobs, start(jobs, "")).state == "succeeded"
+
+
+def test_old_jobs_are_removed_and_one_that_another_worker_removes_hinders_no_list(
+    jobs: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (ended(jobs, start(jobs, "print('done')", f"set {number}")) for number in range(2))
+    old = "20260101T000000-00000001"
+    (tmp_path / "jobs" / first.id).rename(tmp_path / "jobs" / old)
+    ids = jobs._list_ids()
+    monkeypatch.setattr(jobs, "_list_ids", lambda: [*ids, "20260101T000000-00000000"])
+    assert [job.id for job in jobs.list_newest(9)] == [second.id, old]
+    monkeypatch.setattr(module, "KEPT", 2)
+    running = start(jobs, SLEEP, "running")
+    monkeypatch.undo()
+    monkeypatch.setattr(module, "KEPT", 2)
+    again = start(jobs, SLEEP, "set 0")
+    assert {job.id for job in jobs.list_newest(9)} >= {running.id, again.id}
+    assert not (tmp_path / "jobs" / old).exists()
+
+
+def test_a_command_that_cannot_start_leaves_no_job(jobs: Jobs, tmp_path: Path) -> None:
+    command = Command("none", [str(tmp_path / "none")], {})
+    with pytest.raises(Unavailable, match="the job cannot start: No such file or directory"):
+        jobs.start(command, action="retry", object_name="x", set_name="orders", principal="ann")
+    assert jobs.list_newest(9) == []
+    assert ended(jobs, start(jobs, "print('done')")).state == "succeeded"
+
+
+def test_a_job_ends_with_its_process_also_if_another_keeps_its_output(jobs: Jobs) -> None:
+    code = "import subprocess; print('begun', flush=True); subprocess.Popen(['sleep', '2'])"
+    job = ended(jobs, start(jobs, code))
+    assert (job.state, jobs.read_output(job.id)) == ("succeeded", "begun\n")

@@ -15,6 +15,8 @@ from lakeshare_pipelines.share.publication import publish_or_replay
 from lakeshare_pipelines.share.shares import apply_declared_shares
 from lakeshare_pipelines.wap.staged import list_attempts
 from lakeshare_server.catalog import Ledger, audit
+from lakeshare_server.pages.console.system import list_changed_settings
+from lakeshare_server.settings import ServerSettings
 from tests.builders.administration import an_administered_server
 from tests.builders.backup_points import DAY, a_backup, a_point
 from tests.builders.console import browser
@@ -187,6 +189,13 @@ def test_the_system_page_shows_what_runs_without_secrets_and_what_doctor_finds(
         assert "state folder" in found
         assert "Check again" in found
         assert not (scene.lake.settings.state_dir / "nessie").exists()
+
+
+@pytest.mark.parametrize("fields", ["//ann:sesame@db/lake", "//db/lake?user=ann&password=sesame"])
+def test_the_password_of_the_database_is_not_shown(fields: str) -> None:
+    settings = ServerSettings(database_url=f"postgresql+psycopg:{fields}")
+    [changed] = [one for one in list_changed_settings(settings) if one.name == "LAKESHARE_DATABASE_URL"]
+    assert ("db/lake" in changed.value, "sesame" in changed.value) == (True, False)
 
 
 def test_a_nessie_that_does_not_answer_costs_seconds_and_hides_no_other_set(

@@ -109,6 +109,10 @@ def test_deleted_rows_are_left_out_wherever_their_vector_is(shown: Shown) -> Non
     shown.share("stored", log.location)
     for name in ("inline", "stored"):
         assert [row[0] for row in shown.preview(name, limit=500)["rows"]] == kept[:500]
+    for size in (int(place["offset"]) + 2, len(file) - 9):
+        (shown.folder / "file" / "dv é.bin").write_bytes(file[:size])
+        refused = shown.preview("stored", 400)["message"]
+        assert ("a deletion vector is not whole" in refused, str(shown.folder) in refused) == (True, False)
 
 
 @pytest.mark.parametrize("mode", ["name", "id"])
@@ -156,11 +160,14 @@ def test_values_of_every_type_are_texts(shown: Shown) -> None:
             "string": pa.array(["x" * 301, "<b>\u202e\x00"], pa.string()),
             "list": pa.array([[1, None], None], pa.list_(pa.int32())),
             "map": pa.array([[("k", 1)], []], pa.map_(pa.string(), pa.int32())),
+            # Python has no dates after year 9999.
+            "days": pa.array([[0, 3_000_000], [0]], pa.list_(pa.int32())).cast(pa.list_(pa.date32())),
         }
     )
     nested = {
         "list": {"type": "array", "elementType": "integer", "containsNull": True},
         "map": {"type": "map", "keyType": "string", "valueType": "integer", "valueContainsNull": True},
+        "days": {"type": "array", "elementType": "date", "containsNull": True},
     }
     kinds = [(name, nested.get(name, name)) for name in rows.column_names]
     schema = struct(*(column(name, "decimal(10,2)" if name == "decimal" else kind) for name, kind in kinds))
@@ -174,9 +181,18 @@ def test_values_of_every_type_are_texts(shown: Shown) -> None:
             "9223372036854775807",
             "inf",
         ),
-        *("x" * 300 + "…", "[1, null]", '{"k": 1}'),
+        *("x" * 300 + "…", "[1, null]", '{"k": 1}', "(cannot be shown)"),
     ]
-    assert second == [None, "0x", "0001-01-01 00:00:00Z", None, "-0.1", "<b>\u202e\x00", None, "{}"]
+    assert second == [
+        *(None, "0x", "0001-01-01 00:00:00Z", None, "-0.1", "<b>\u202e\x00", None, "{}"),
+        '["1970-01-01"]',
+    ]
+    about = shown.client.get(f"{API}/typed/about").json()
+    assert [one["type"] for one in about["columns"]][-3:] == [
+        "array<integer>",
+        "map<string, integer>",
+        "array<date>",
+    ]
 
 
 def test_a_version_is_shown_when_its_history_is(shown: Shown) -> None:
