@@ -511,10 +511,8 @@ def _compare_limits(old: Table, new: Table) -> Iterator[Change]:
     if old.drift != new.drift:
         limits = [field.name for field in fields(old.drift) if field.name != "severity"]
         values = [(getattr(old.drift, name), getattr(new.drift, name)) for name in limits]
-        is_looser_drift = all(new is None or (old is not None and new >= old) for old, new in values)
-        is_stricter = new.drift.severity == "error" and (
-            not is_looser_drift or old.drift.severity == "warning"
-        )
+        is_looser = all(new is None or (old is not None and new >= old) for old, new in values)
+        is_stricter = new.drift.severity == "error" and (not is_looser or old.drift.severity == "warning")
         reasons = SENDERS, "it is looser, or a warning"
         yield _describe_bound(old.name, "the limits of drift changed", *reasons, is_stricter=is_stricter)
     for client in old.serveable_to.clients:
