@@ -14,6 +14,7 @@ import sqlalchemy
 
 from lakeshare_pipelines.backup.config import load_backups
 from lakeshare_pipelines.backup.policies import Check, check_backup
+from lakeshare_pipelines.contracts import load_contracts
 from lakeshare_pipelines.errors import BackupError, ContractError, IcebergCatalogError, JavaError, NessieError
 from lakeshare_pipelines.nessie.client import Nessie
 from lakeshare_pipelines.nessie.server import ensure_nessie, key_path, nessie_status
@@ -131,6 +132,7 @@ def check_folders(settings: LakeSettings) -> Iterator[Check]:
     """Checks that the state, warehouse, landing and cache folders can be written and have space."""
     yield _check_writable("state folder", "LAKESHARE_STATE_DIR", settings.state_dir)
     try:
+        load_contracts(settings.contracts_dir)
         locations = list_warehouses(settings)
     except ContractError as error:
         yield Check("contracts", str(error), "Correct it; `lakeshare contract check` checks all")

@@ -390,8 +390,8 @@ def repair() -> None:
     # Spark starts only if changes are not recorded or lost.
     with _open_lake_with_spark() as lake:
         for contract in contracts:
-            _print_publications(repair_set(lake, catalog, contract, lake.settings.lock_wait_s))
-            for restored in restore_changes(lake, catalog, contract, lake.settings.lock_wait_s):
+            _print_publications(repair_set(lake, catalog, contract))
+            for restored in restore_changes(lake, catalog, contract):
                 typer.echo(f"{restored.table}: recorded the changes of publication {restored.version} again")
 
 

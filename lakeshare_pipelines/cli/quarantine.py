@@ -1,5 +1,6 @@
 """The commands of `lakeshare quarantine`: show rejected rows, export them to be corrected, deliver them again."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -59,7 +60,8 @@ def export(
         settings, open_catalog(settings.catalog_url), find_contract(set_name), run, to
     ):
         typer.echo(path)
-    typer.echo(f"correct them, then: lakeshare quarantine redeliver {set_name} --run {run} --from {to}")
+    source = shlex.quote(str(to))
+    typer.echo(f"correct them, then: lakeshare quarantine redeliver {set_name} --run {run} --from {source}")
 
 
 @quarantine_app.command("redeliver")

@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from lakeshare_pipelines.contracts.column_types import can_widen
 from lakeshare_pipelines.contracts.model import (
@@ -27,7 +27,6 @@ from lakeshare_pipelines.errors import ContractError
 
 Level = Literal["breaking", "minor", "patch"]
 Checked = Rule | Assertion | Reference
-Named = TypeVar("Named", Assertion, Reference)
 LEVELS: tuple[Level, ...] = ("breaking", "minor", "patch")
 
 SENDERS = "deliveries that passed until now can be refused"
@@ -308,14 +307,16 @@ def _compare_origins(old: Table, new: Table) -> Iterator[Change]:
 
 def _compare_reading(old: Table, new: Table) -> Iterator[Change]:
     before, after = old.reading, new.reading
-    if before.delimiter != after.delimiter:
-        yield Change(old.name, f"delimiter {before.delimiter!r} → {after.delimiter!r}", "breaking", SENDERS)
+    for field in ("delimiter", "multiline"):
+        values = [getattr(reading, field) for reading in (before, after)]
+        if values[0] != values[1]:
+            yield Change(old.name, f"{field} {values[0]!r} → {values[1]!r}", "breaking", SENDERS)
     if before.row_tag not in (None, after.row_tag):
         yield Change(old.name, f"rowTag {before.row_tag!r} → {after.row_tag!r}", "breaking", SENDERS)
-    for field in ("null_values", "multiline"):
-        if getattr(before, field) != getattr(after, field):
-            what = f"{field.replace('_', ' ')} of its files changed"
-            yield Change(old.name, what, "minor", "deliveries are still read")
+    if before.null_values != after.null_values:
+        is_stricter = not set(before.null_values) <= set(after.null_values)
+        what = f"nullValues {list(before.null_values)} → {list(after.null_values)}"
+        yield _describe_bound(old.name, what, SENDERS, LOOSER, is_stricter=is_stricter)
 
 
 def _compare_columns(old: Table, new: Table) -> Iterator[Change]:
@@ -411,15 +412,8 @@ def _list_written_rules(table: Table) -> dict[str, Rule]:
 
 
 def _compare_rules(old: Table, new: Table) -> Iterator[Change]:
-    before, after = _list_written_rules(old), _list_written_rules(new)
-    for name in dict.fromkeys([*before, *after]):
-        where, was, will = f"{old.name}: {name}", before.get(name), after.get(name)
-        if will is None:
-            yield Change(where, "the rule is gone", "minor", LOOSER)
-        elif was is None:
-            yield _describe_stricter(where, "new rule", will)
-        else:
-            yield from _compare_rule(where, was, will)
+    before, after = _list_written_rules(old).values(), _list_written_rules(new).values()
+    yield from _compare_named("rule", "its arguments are stricter, or others", old.name, before, after)
 
 
 def _describe_stricter(where: str, what: str, rule: Checked) -> Change:
@@ -428,16 +422,18 @@ def _describe_stricter(where: str, what: str, rule: Checked) -> Change:
     return Change(where, what, "breaking", SENDERS)
 
 
-def _compare_rule(where: str, old: Rule, new: Rule) -> Iterator[Change]:
+def _compare_checked(where: str, differs: str, old: Checked, new: Checked) -> Iterator[Change]:
     if old.severity != new.severity:
-        yield _compare_severities(where, old, new)
-    if (old.expectation, old.kwargs, old.scope) != (new.expectation, new.kwargs, new.scope):
-        if (old.expectation, old.scope) == (new.expectation, new.scope) and is_looser(
-            old.expectation, old.kwargs, new.kwargs
-        ):
+        what, is_stricter = f"severity {old.severity} → {new.severity}", new.severity == "error"
+        yield _describe_bound(where, what, SENDERS, LOOSER, is_stricter=is_stricter)
+    if isinstance(old, Rule) and isinstance(new, Rule):
+        is_same = (old.expectation, old.scope) == (new.expectation, new.scope)
+        if is_same and old.kwargs != new.kwargs and is_looser(old.expectation, old.kwargs, new.kwargs):
             yield Change(where, "its arguments are looser", "minor", LOOSER)
-        else:
-            yield _describe_stricter(where, "its arguments are stricter, or others", new)
+        elif not is_same or old.kwargs != new.kwargs:
+            yield _describe_stricter(where, differs, new)
+    elif replace(old, severity=new.severity, description=new.description) != new:
+        yield _describe_stricter(where, differs, new)
     if old.description != new.description:
         yield _describe_patch(where, "description")
 
@@ -482,25 +478,17 @@ def _compare_assertions(old: Table, new: Table) -> Iterator[Change]:
 
 
 def _compare_named(
-    kind: str, differs: str, table: str, old: Sequence[Named], new: Sequence[Named]
+    kind: str, differs: str, table: str, old: Iterable[Checked], new: Iterable[Checked]
 ) -> Iterator[Change]:
-    before: Mapping[str, Named] = {each.name: each for each in old}
-    after: Mapping[str, Named] = {each.name: each for each in new}
+    before, after = ({each.name: each for each in checks} for checks in (old, new))
     for name in dict.fromkeys([*before, *after]):
         where, was, will = f"{table}: {name}", before.get(name), after.get(name)
         if will is None:
             yield Change(where, f"the {kind} is gone", "minor", LOOSER)
         elif was is None:
             yield _describe_stricter(where, f"new {kind}", will)
-        elif replace(was, severity=will.severity, description=will.description) != will:
-            yield _describe_stricter(where, differs, will)
-        elif was.severity != will.severity:
-            yield _compare_severities(where, was, will)
-
-
-def _compare_severities(where: str, old: Checked, new: Checked) -> Change:
-    what, is_stricter = f"severity {old.severity} → {new.severity}", new.severity == "error"
-    return _describe_bound(where, what, SENDERS, LOOSER, is_stricter=is_stricter)
+        else:
+            yield from _compare_checked(where, differs, was, will)
 
 
 def _compare_limits(old: Table, new: Table) -> Iterator[Change]:
@@ -511,10 +499,8 @@ def _compare_limits(old: Table, new: Table) -> Iterator[Change]:
     if old.drift != new.drift:
         limits = [field.name for field in fields(old.drift) if field.name != "severity"]
         values = [(getattr(old.drift, name), getattr(new.drift, name)) for name in limits]
-        is_looser_drift = all(new is None or (old is not None and new >= old) for old, new in values)
-        is_stricter = new.drift.severity == "error" and (
-            not is_looser_drift or old.drift.severity == "warning"
-        )
+        is_looser = all(new is None or (old is not None and new >= old) for old, new in values)
+        is_stricter = new.drift.severity == "error" and (not is_looser or old.drift.severity == "warning")
         reasons = SENDERS, "it is looser, or a warning"
         yield _describe_bound(old.name, "the limits of drift changed", *reasons, is_stricter=is_stricter)
     for client in old.serveable_to.clients:

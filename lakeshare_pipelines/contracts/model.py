@@ -479,10 +479,6 @@ class Table:
         return self.source is not None or self.reads is not None
 
     @property
-    def namespace(self) -> str:
-        return self.name.rsplit(".", 1)[0]
-
-    @property
     def primary_key(self) -> tuple[str, ...]:
         return tuple(column.name for column in self.columns if column.primary_key)
 

@@ -454,10 +454,13 @@ def _sweep(backup: Backup) -> dg.JobDefinition:
         from lakeshare_pipelines.backup.retention import sweep_points
 
         with fail_without_retry():
-            swept = sweep_points(backup, Points(backup), datetime.now(UTC), dry_run=config.dry_run)
+            now, log = datetime.now(UTC), context.log.info
+            swept = sweep_points(backup, Points(backup), now, dry_run=config.dry_run, report_message=log)
         word = "would remove" if config.dry_run else "removed"
         days = ", ".join(swept.days) or "none"
         context.log.info(f"{word} points {days}; {swept.objects} copies, {swept.size_bytes} bytes")
+        for reason in swept.spared:
+            context.log.warning(reason)
 
     @dg.job(name=f"sweep_{backup.name}", description="Remove points beyond their retention.")
     def sweep_job() -> None:

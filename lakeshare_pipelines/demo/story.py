@@ -9,8 +9,9 @@ import os
 import shlex
 import shutil
 import signal
+import threading
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -212,6 +213,7 @@ def run_demo(*, once: bool, store: Literal["disk", "s3"] = "disk") -> int:
     os.environ["LAKESHARE_ICEBERG_CATALOG"] = NESSIE  # which the demo starts
     settings, reporter = LakeSettings(), ProgressReporter()
     _claim_state(settings, store)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: its servers end with it
     _log_to_file(settings)
     contracts = {contract.name: contract for contract in load_contracts(settings.contracts_dir)}
     processes.use_dagster_home(settings.state_dir)
@@ -436,7 +438,8 @@ def _wait_for_interrupt(context: DemoContext, server: str, stack: ExitStack) -> 
     context.reporter.write_line(f"open {server}/console for publications, shares and recipients")
     line = "stop with Ctrl-C; `lakeshare down` then stops Nessie; `make demo-clean` removes it all"
     context.reporter.write_line(line)
-    signal.sigwait({signal.SIGINT, signal.SIGTERM})
+    with suppress(KeyboardInterrupt):
+        threading.Event().wait()
 
 
 def _run_green(context: DemoContext, job: str, title: str, partitions: Sequence[str] = ()) -> None:

@@ -125,10 +125,9 @@ def read_piece(codec: Codec, stream: BinaryIO, size_bytes: int) -> bytes:
         raise Damaged(str(error).rstrip(".")) from error
 
 
-def unpack(codec: Codec, packed: bytes) -> bytes:
-    """Unpacks whole content. Raises as `read_piece`."""
-    stream = codec.open(io.BytesIO(packed))
-    pieces = []
-    while piece := read_piece(codec, stream, PIECE_BYTES):
-        pieces.append(piece)
-    return b"".join(pieces)
+def unpack(codec: Codec, packed: bytes, most_bytes: int) -> bytes:
+    """Unpacks content up to the piece that is beyond `most_bytes`. Raises as `read_piece`."""
+    stream, unpacked = codec.open(io.BytesIO(packed)), bytearray()
+    while len(unpacked) <= most_bytes and (piece := read_piece(codec, stream, PIECE_BYTES)):
+        unpacked += piece
+    return bytes(unpacked)

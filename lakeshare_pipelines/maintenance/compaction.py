@@ -238,7 +238,7 @@ def _make_actions(
     now_ms = int(time.time() * 1000)
     removed = {"deletionTimestamp": now_ms, "dataChange": False, "extendedFileMetadata": True}
     removes = [
-        {"remove": {"path": path, "partitionValues": values, "size": size, **removed}}
+        {"remove": {"path": path, "partitionValues": values or {}, "size": size, **removed}}
         for path, values, size in zip(
             *(chosen.column(name).to_pylist() for name in ("path", "partition_values", "size")), strict=True
         )
@@ -287,7 +287,8 @@ def _find_small_delta_files(state: DeltaState, target_bytes: int) -> list[bool]:
     """Which files to rewrite: no file with a deletion vector or without a number of rows."""
     adds = state.adds
     values = adds.column("partition_values").combine_chunks()
-    partitions = [tuple(value.values()) for value in values.to_pylist()]
+    # Null in a table without partitions.
+    partitions = [tuple((value or {}).values()) for value in values.to_pylist()]
     stats, vectors = adds.column("stats").to_pylist(), adds.column("dv_storage").to_pylist()
     plain = [
         vector is None and text is not None and "numRecords" in json.loads(text)

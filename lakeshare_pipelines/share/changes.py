@@ -230,9 +230,7 @@ def record_changes_since_latest(lake: Lake, ledger: Ledger, table: Table, state:
     return _record(lake, table, ledger.latest(table.name), state, after, digest)
 
 
-def restore_changes(
-    lake: Lake, catalog: Catalog, contract: SetContract, wait_s: float = 0
-) -> list[Publication]:
+def restore_changes(lake: Lake, catalog: Catalog, contract: SetContract) -> list[Publication]:
     """Record again the changes of publications whose index of changes or change files are lost or damaged.
 
     They are computed from the two states, which may give other files: the publication then names another index.
@@ -242,7 +240,7 @@ def restore_changes(
     lost = [(table, *pair) for table in contract.tables for pair in _find_lost(lake, ledger, table)]
     if not lost:
         return []
-    with lock_set(catalog, contract.name, "repair", wait_s) as lease:
+    with lock_set(catalog, contract.name, "repair", lake.settings.lock_wait_s) as lease:
         for table, before, row in lost:
             try:
                 after, state = lake.publications.index(row), get_published_state(lake, row)

@@ -114,9 +114,9 @@ def prepare_evidence(lake: Lake, ledger: Ledger, rows: Sequence[NewPublication])
 log = logging.getLogger(__name__)
 
 
-def repair(lake: Lake, catalog: Catalog, contract: SetContract, wait_s: float = 0) -> list[Publication]:
+def repair(lake: Lake, catalog: Catalog, contract: SetContract) -> list[Publication]:
     """Complete publications that crashed runs left unfinished; raises `SparkError` if changes are lost."""
-    with lock_set(catalog, contract.name, "repair", wait_s) as lease:
+    with lock_set(catalog, contract.name, "repair", lake.settings.lock_wait_s) as lease:
         return complete_publications(lake, Ledger(catalog), contract, lease)
 
 
@@ -270,7 +270,7 @@ def unchanged_run(
     if not _are_in_force(ledger, contract, *made_of):
         return None
     # An incomplete publication is newer than what the ledger has.
-    repair(lake, catalog, contract, lake.settings.lock_wait_s)
+    repair(lake, catalog, contract)
     if not _are_in_force(ledger, contract, *made_of):
         return None
     failed: set[str] = set()
@@ -511,10 +511,10 @@ def _restore_delta(lake: Lake, table: Table, target: Publication, properties: di
         opened.restore(target.delta_version, commit_properties=commit)
 
 
-def drop_abandoned(lake: Lake, catalog: Catalog, contract: SetContract, wait_s: float = 0) -> list[str]:
+def drop_abandoned(lake: Lake, catalog: Catalog, contract: SetContract) -> list[str]:
     """Remove folders of change files that no publication uses, older than `branch_days`; returns them."""
     dropped = []
-    with lock_set(catalog, contract.name, "janitor", wait_s) as lease:
+    with lock_set(catalog, contract.name, "janitor", lake.settings.lock_wait_s) as lease:
         ledger = Ledger(catalog)
         # Publications that are on main and not yet in the ledger use folders, too.
         complete_publications(lake, ledger, contract, lease)

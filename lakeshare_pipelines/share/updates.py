@@ -99,12 +99,9 @@ class SharedTableUpdates:
 
         try:
             return Service(f"the server of {self.table}", RESPONSE_S).call(run)
-        except (Unavailable, SourceError):
-            raise
         except ImportError as error:
-            raise SourceError(
-                self.table, "delta-sharing is not installed", "Install delta-sharing."
-            ) from error
+            reason, fix = "delta-sharing is not installed", "Install delta-sharing."
+            raise SourceError(self.table, reason, fix) from error
         except (OSError, LookupError, ValueError, TypeError) as error:
             status, kind = _status(error), type(error).__name__
             if status in PASSING or kind in ("ConnectionError", "ConnectTimeout", "ReadTimeout"):

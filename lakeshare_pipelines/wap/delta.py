@@ -505,7 +505,11 @@ class DeltaStaging:
         if live.num_rows != len(replaced):
             raise Conflict([table.name], str(base), "a state without files that the run replaces")
         for row in live.to_pylist():
-            named = {"path": row["path"], "partitionValues": row["partition_values"], "size": row["size"]}
+            named = {
+                "path": row["path"],
+                "partitionValues": row["partition_values"] or {},
+                "size": row["size"],
+            }
             actions.append({"remove": {**named, **removed, **_get_vector(row)}})
         for add in log.adds.values():
             if "deletionVector" in add:

@@ -54,7 +54,8 @@ class RejectedLines:
         with self.delivery.landing.translate_errors(landed), self.delivery.landing.open(landed) as opened:
             content = opened.read()
         try:
-            content = content if self.file.codec is None else unpack(self.file.codec, content)
+            if self.file.codec is not None:
+                content = unpack(self.file.codec, content, MAX_DELIVERY_BYTES)
         except (CutOff, Damaged) as error:
             raise DeliveryError(
                 self.file.title, f"cannot be unpacked: {error}", "Deliver it again."

@@ -709,23 +709,18 @@ def drop_staging_location(lake: Lake, contract: SetContract, ref: str) -> None:
     remove_record(lake, ref)
 
 
-def drop_abandoned(
-    lake: Lake, contracts: Sequence[SetContract], now: datetime | None = None
-) -> list[StagingLocation]:
-    """Remove staging locations older than `branch_days`, and old records without a location; returns the locations."""
-    horizon = (now or datetime.now(UTC)) - timedelta(days=lake.settings.branch_days)
-    dropped = []
-    for contract in contracts:
-        locations = list_staging_locations(lake, [contract])
-        for ref, since in list_recorded_names(lake, make_staging_prefix(contract.name)):
-            if since <= horizon and ref not in {location.ref for location in locations}:
-                remove_record(lake, ref)
-        for location in locations:
-            if location.since <= horizon:
-                log.info("dropping %s, unchanged since %s", location.ref, location.since)
-                drop_staging_location(lake, contract, location.ref)
-                dropped.append(location)
-    return dropped
+def drop_abandoned(lake: Lake, contract: SetContract) -> list[str]:
+    """Remove staging locations older than `branch_days`, and old records without a location; returns the former."""
+    horizon = datetime.now(UTC) - timedelta(days=lake.settings.branch_days)
+    locations = list_staging_locations(lake, [contract])
+    for ref, since in list_recorded_names(lake, make_staging_prefix(contract.name)):
+        if since <= horizon and ref not in {location.ref for location in locations}:
+            remove_record(lake, ref)
+    old = [location for location in locations if location.since <= horizon]
+    for location in old:
+        log.info("dropping %s, unchanged since %s", location.ref, location.since)
+        drop_staging_location(lake, contract, location.ref)
+    return [location.ref for location in old]
 
 
 def format_staging_location(location: StagingLocation) -> str:

@@ -141,7 +141,7 @@ def staged_without_reading(
     record_begin(lake, ref)
     base = staging.open(ref)
     amounts = [float(str(row["amount"])) for row in rows]
-    totals = [{"day": day, "orders": len(rows), "amount": sum(amounts)}] if rows else []
+    totals = [{"day": rows[0]["day"], "orders": len(rows), "amount": sum(amounts)}] if rows else []
     contents = {"orders": rows, "totals": totals}
     for table in contract.tables:
         content = contents[table.short_name]

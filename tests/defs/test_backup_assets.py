@@ -10,8 +10,9 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from lakeshare_pipelines.backup.config import Backup, find_backup
+from lakeshare_pipelines.backup.config import Backup, Retention, find_backup
 from lakeshare_pipelines.backup.points import Points
+from lakeshare_pipelines.backup.run import BackupRun, make_point
 from lakeshare_pipelines.defs.backup import backup_definitions, backup_key, backup_maintenance
 from lakeshare_pipelines.defs.wap import LakeResource, SparkResource
 from lakeshare_pipelines.settings import LakeSettings
@@ -49,6 +50,10 @@ def backup(settings: LakeSettings) -> Backup:
 
 @pytest.fixture
 def definitions(backup: Backup, tmp_path: Path) -> dg.Definitions:
+    return definitions_of(backup, tmp_path)
+
+
+def definitions_of(backup: Backup, tmp_path: Path) -> dg.Definitions:
     contract = a_contract(tmp_path / "contracts", "sales", "delta")
     return dg.Definitions.merge(
         dg.Definitions(
@@ -169,3 +174,26 @@ def test_a_drill_runs_on_its_schedule_and_fails_visibly_when_a_copied_file_was_c
     assert check.passed, check.description
     assert "copied again from" in (check.description or "")
     assert any(f"Scrub of backup {backup.name}" in message["text"] for message in slack.messages)
+
+
+def test_a_sweep_reports_what_it_would_remove_and_then_removes_it(settings, backup, tmp_path):
+    strict = backup.model_copy(update={"retention": Retention(daily=1, weekly=0, monthly=0, yearly=0)})
+    points, old = Points(strict), dt.date.fromisoformat(DAY) - dt.timedelta(days=1)
+    earlier = dt.datetime.combine(old, dt.time(), dt.UTC).timestamp() - 60
+    for path in Path(settings.lake_root).rglob("*"):
+        os.utime(path, (earlier, earlier))
+    for day in (old.isoformat(), DAY):
+        make_point(BackupRun(settings, strict, day, "test"), dt.datetime.now(dt.UTC), print, print)
+    sweep = definitions_of(strict, tmp_path).resolve_job_def(f"sweep_{strict.name}")
+
+    def run(**config: bool) -> str:
+        ops = {"ops": {f"sweep_points_{strict.name}": {"config": config}}}
+        with dg.DagsterInstance.ephemeral() as instance:
+            ran = sweep.execute_in_process(run_config=ops, instance=instance)
+            return "\n".join(entry.user_message for entry in instance.all_logs(ran.run_id))
+
+    assert f"would remove points {old}" in run(dry_run=True)
+    assert points.days() == [old.isoformat(), DAY]
+    assert f"removed points {old}" in run()
+    assert points.days() == [DAY]
+    assert "removed points none; 0 copies, 0 bytes" in run()

@@ -6,11 +6,14 @@ One file, because one lake serves all of it: the demo makes it, the other tests 
 import html
 import json
 import re
+import subprocess
+import time
 from urllib.parse import urlsplit
 
 import delta_sharing
 import httpx
 import pandas as pd
+import psutil
 import pytest
 from playwright.sync_api import expect
 
@@ -19,7 +22,9 @@ from lakeshare_pipelines.demo import processes
 from lakeshare_pipelines.nessie.server import nessie_status
 from lakeshare_server.catalog import Ledger, open_catalog
 from tests.builders.spark_apart import delete_on_branch, frames_on_main, reexecute_newest_failure, run_set_job
+from tests.e2e.conftest import BIN, COMMAND_S, ROOT
 
+LOOK_S = 0.2
 # Every test may be the one that waits for the demo (COMMAND_S).
 pytestmark = pytest.mark.timeout(1200)
 TABLE = "aviation.flights.departures"
@@ -56,12 +61,28 @@ def test_the_demo_lost_tables_and_a_backup_point_brought_them_back(demo, run):
     assert "reference/planes" in shown.text
 
 
-def test_a_second_start_starts_no_run_and_is_right_again(run):
-    again = run("lakeshare", "demo", "--once")
-
-    assert again.code == 0, again.text
-    assert "every row count is right" in again.text
-    assert "flights write" not in again.text
+def test_a_second_start_starts_no_run_and_ends_what_it_started_when_it_is_terminated(demo, tmp_path):
+    """Without `--once`: it stays with the console and the Dagster UI until a signal comes."""
+    printed = tmp_path / "printed.txt"
+    command, environment = [str(BIN / "lakeshare"), "demo"], dict(demo.environment)
+    with (
+        printed.open("w") as out,
+        subprocess.Popen(command, env=environment, cwd=ROOT, stdout=out, stderr=out) as process,
+    ):
+        try:
+            while process.poll() is None and "stop with Ctrl-C" not in printed.read_text():
+                time.sleep(LOOK_S)
+            text, started = printed.read_text(), psutil.Process(process.pid).children(recursive=True)
+            url = re.findall(r"http://[\d.:]+(?=/runs)", text)[0]
+            assert httpx.get(f"{url}/server_info", trust_env=False).status_code == 200
+            process.terminate()
+            assert process.wait(COMMAND_S) == 0, printed.read_text()
+        finally:
+            process.kill()
+    assert "every row count is right" in text
+    assert "flights write" not in text
+    assert len(started) > 2
+    assert psutil.wait_procs(started, COMMAND_S)[1] == []
 
 
 def test_the_recipient_sees_the_tables_of_both_sets(served):

@@ -162,6 +162,21 @@ EVOLUTIONS = (
     Evolution(("DELETE FROM {t} WHERE id > 9",), rewrites=True),
 )
 
+NESTED = (
+    (
+        "CREATE TABLE {t} (id INT, l ARRAY<STRUCT<a: INT, b: STRING>>, m MAP<STRING, STRUCT<a: INT>>) USING iceberg",
+        "INSERT INTO {t} VALUES "
+        "(1, array(named_struct('a', 1, 'b', 'x'), NULL), map('k', named_struct('a', 1), 'n', NULL)), "
+        "(2, NULL, NULL), (3, array(), map()), (4, array(named_struct('a', 4, 'b', 'y')), NULL)",
+    ),
+    (
+        "ALTER TABLE {t} RENAME COLUMN l.element.b TO name",
+        "ALTER TABLE {t} ALTER COLUMN l.element.a TYPE BIGINT",
+        "ALTER TABLE {t} ADD COLUMN m.value.z STRING",
+        "UPDATE {t} SET m = map('k', named_struct('a', 7, 'z', 'w')) WHERE id = 1",
+    ),
+)
+
 
 @dataclass(frozen=True)
 class Shared:
@@ -194,6 +209,9 @@ def recorded(lake: Lake, tmp_path_factory: pytest.TempPathFactory) -> RecordingL
     for one in EVOLUTIONS:
         tables.run("evolved", one.statements)
         recorded.publish("evolved")
+    for statements in NESTED:
+        tables.run("nested", statements)
+        recorded.publish("nested")
     tables.run(
         "renamed", ["CREATE TABLE {t} (id INT, s STRING) USING iceberg", "INSERT INTO {t} VALUES (1, 'a')"]
     )
@@ -276,6 +294,15 @@ def test_changes_follow_the_evolution_of_columns_and_partitions(
             if evolution.is_read_by_python:
                 frame = shared.frame("evolved", version, delta=True).drop(columns="_commit_timestamp")
                 same_frame(frame, changes.without("_commit_timestamp"), "the Python client")
+
+
+def test_rows_whose_lists_and_maps_only_have_new_members_have_not_changed(shared: Shared) -> None:
+    reader = shared.reader("nested")
+    changes = reader.change_rows(reader.changes(1, 1, includeHistoricalMetadata=True))
+    assert sorted(json.loads(row)[:4] for row in changes.rows) == [
+        [1, [[1, "x"], None], [["k", [1, None]], ["n", None]], "update_preimage"],
+        [1, [[1, "x"], None], [["k", [7, "w"]]], "update_postimage"],
+    ]
 
 
 def test_one_schema_for_columns_that_changed_meanwhile_is_refused(shared: Shared) -> None:

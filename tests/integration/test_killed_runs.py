@@ -116,7 +116,7 @@ class Walk:
         return rows_at_each_step(self.lake, self.contract, "orders")
 
     def require_each_day_once(self, step: str) -> None:
-        drop_abandoned(self.lake, [self.contract])
+        drop_abandoned(self.lake, self.contract)
         assert list_staging_locations(self.lake, [self.contract]) == [], step
         assert list_recorded_names(self.lake, make_staging_prefix(self.contract.name)) == [], step
         for table in self.contract.tables:
@@ -162,9 +162,9 @@ def test_a_run_killed_while_publishing_is_completed_once_by_the_next_one(walk):
         assert shown == before or {p.run_id for p in shown} == {staged.run_id}, "half a set is in the ledger"
         if again == "the janitor":
             # It repairs first, in a step of its own; here it is the first to meet the half-landed set.
-            drop_abandoned(walk.lake, [walk.contract])
+            drop_abandoned(walk.lake, walk.contract)
         if again in ("only a repair", "the janitor"):
-            repair(walk.lake, walk.catalog, walk.contract, wait_s=30)
+            repair(walk.lake, walk.catalog, walk.contract)
         if again == "the same publish":
             publish(walk.lake, walk.catalog, walk.contract, *judgement)
         if not walk.ledger.by_run(staged.run_id):

@@ -1,8 +1,10 @@
 """Maintenance: fewer files with the same rows under a new number, and no file goes that a kept number needs."""
 
 import itertools
+import re
+import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -14,7 +16,7 @@ import httpx
 import pytest
 from deltalake import DeltaTable
 from pyiceberg.table import StaticTable
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from lakeshare_pipelines.backup.config import load_backups, make_embedded_backup
 from lakeshare_pipelines.backup.points import Points, wait_for_point_name
@@ -25,13 +27,12 @@ from lakeshare_pipelines.cli.main import app
 from lakeshare_pipelines.contracts import Table
 from lakeshare_pipelines.contracts.model import Compaction, Maintenance
 from lakeshare_pipelines.defs.maintenance import maintenance_definitions, maintenance_key
-from lakeshare_pipelines.defs.wap import LakeResource, SparkResource
 from lakeshare_pipelines.errors import Conflict, MaintenanceError, NoSuchPublication
 from lakeshare_pipelines.maintenance.compaction import Compacted, compact, measure
 from lakeshare_pipelines.maintenance.run import MaintenanceResult, format_plan, maintain, plan_maintenance
 from lakeshare_pipelines.share.publication import repair, rollback
 from lakeshare_pipelines.wap.stage import drop_staging_location
-from lakeshare_pipelines.wap.staged import Lake, Staged, Verdicts
+from lakeshare_pipelines.wap.staged import Staged, Verdicts
 from lakeshare_server.catalog import Catalog, DeclaredShare, Ledger, Publication, SharedTable, apply_shares
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import normalise_location
@@ -51,6 +52,7 @@ IN_SQL = "iceberg in a SQL catalog"
 KEPT_OF_A_YEAR = campaign_size(2, 30)
 FIRST_DAYS = [str(date(2024, 1, 1) + timedelta(days=number)) for number in range(campaign_size(8, 365))]
 BACKUP_EVERY = campaign_size(5, 100)
+PARTITIONING = ("partitioning, value: daily", 'firstPartition, value: "2024-01-01"')
 MAINTENANCE = "  - {property: maintenance, value: {keep: 2, compaction: {targetMb: 1, sortBy: [id]}}}"
 
 
@@ -106,10 +108,11 @@ def a_reader(published_set: PublishedSet) -> Iterator[Reader]:
         yield Reader(f"{server.profile(token)}#{name}_all.shop.orders", client, table)
 
 
-def publish(published_set: PublishedSet, day: str, count: int = 6) -> None:
-    published_set.deliver(day, orders(day, count))
+def publish(published_set: PublishedSet, day: str, count: int = 6, partition: str | None = None) -> None:
+    rows, partition = orders(day, count), partition or day
+    published_set.deliver(partition, rows)
     lake, contract = published_set.lake, published_set.contract
-    staged = staged_without_reading(lake, contract, day, published_set.delivered[day], one_row_files=True)
+    staged = staged_without_reading(lake, contract, partition, rows, one_row_files=True)
     published_set.publish(staged, green(contract, staged))
 
 
@@ -291,22 +294,62 @@ def files_of_expired_numbers_go_and_nothing_is_left_to_do(subject: Orders, reade
 
 def maintain_in_dagster(subject: Orders) -> Mapping[str, object]:
     """Materialises the asset on the tests' own lake; returns its metadata."""
-    at = subject.published_set
-
-    class TestsLake(LakeResource):
-        def lake(self) -> Lake:
-            return at.lake
-
-        def catalog(self) -> Catalog:
-            return at.catalog
-
-    key = maintenance_key(subject.table)
+    at, key = subject.published_set, maintenance_key(subject.table)
     [assets] = maintenance_definitions(at.contract).assets or ()
-    resources = {"lakeshare": TestsLake(spark=SparkResource())}
-    done = dg.materialize([assets], selection=[key], resources=resources)
+    done = dg.materialize([assets], selection=[key], resources={"lakeshare": at.in_dagster()})
     [event] = done.get_asset_materialization_events()
     assert event.asset_key == key
     return {name: value.value for name, value in event.materialization.metadata.items()}
+
+
+@pytest.mark.parametrize("maintained", ["delta"], indirect=True)
+def test_a_table_that_cannot_be_read_fails_the_run_after_the_others_were_maintained(maintained):
+    orders_table, totals = maintained.contract.tables
+    [assets] = maintenance_definitions(maintained.contract).assets or ()
+
+    def run() -> tuple[dg.ExecuteInProcessResult, list[dg.AssetKey]]:
+        resources = {"lakeshare": maintained.in_dagster()}
+        ran = dg.materialize([assets], resources=resources, raise_on_error=False)
+        return ran, [event.asset_key for event in ran.get_asset_materialization_events()]
+
+    before, done = run()
+    assert (before.success, done) == (True, [])  # nothing is published yet
+    publish(maintained, DAYS[0])
+    shutil.rmtree(Orders(maintained).latest.location)
+    after, done = run()
+    assert (after.success, done) == (False, [maintenance_key(totals)])
+    failure = after.failure_data_for_node(f"{maintained.contract.name}_maintenance")
+    assert failure is not None
+    assert orders_table.name.replace(".", "/") in str(failure.user_failure_data)
+
+
+@pytest.mark.parametrize(
+    ("table_format", "order"), [("iceberg", ""), ("delta", ""), ("delta", ", sortBy: [id]")]
+)
+def test_a_table_without_partitions_is_compacted_by_command(
+    lake, catalog, tmp_path, monkeypatch, table_format, order
+):
+    is_daily = {f"  - {{property: {name}}}\n": "" for name in PARTITIONING}
+    maintenance = f"  - {{property: maintenance, value: {{keep: 2, compaction: {{targetMb: 1{order}}}}}}}"
+    parts = {", partitioned: true, partitionKeyPosition: 1": "", **is_daily}
+    contract = a_contract(tmp_path / "contracts", next(NAMES), table_format, maintenance, **parts)
+    subject = Orders(PublishedSet(lake, catalog, contract))
+    publish(subject.published_set, DAYS[0], partition="all")
+    rows = subject.published_set.rows()
+
+    shown = run_command(subject, monkeypatch)
+
+    name, size = subject.table.name, r"[\d,]+ bytes"
+    assert shown.exit_code == 0, shown.output
+    assert re.search(
+        rf"{name}: publication 1 has the rows of 0\n  before: 6 files, {size}, 6 small files.*\n"
+        rf"  after:  1 files, {size}, 0 small files.*\n"
+        rf"  removed \d files, {size}; readable from number 0 on\n",
+        shown.stdout,
+    )
+    assert subject.published_set.rows() == rows
+    subject.published_set.require_spark_reads_the_same()
+    assert f"{name}: as it was\n" in run_command(subject, monkeypatch).stdout
 
 
 @pytest.mark.parametrize("maintained", ["delta"], indirect=True)
@@ -463,10 +506,24 @@ def restored_days(subject: Orders, restore: PointRestore, folder: Path) -> list[
 def the_command_shows_the_same_plan(
     subject: Orders, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings = subject.published_set.lake.settings
+    shown = run_command(subject, monkeypatch, "--plan")
+    assert (shown.exit_code, shown.stdout.rstrip()) == (0, subject.plan())
+    assert f"listing the files of {subject.table.name}" in caplog.text
+    unknown = run_command(subject, monkeypatch, table="no.table")
+    assert unknown.exit_code == 2
+    assert subject.table.name in unknown.output
+
+
+def run_command(
+    subject: Orders, monkeypatch: pytest.MonkeyPatch, *options: str, table: str | None = None
+) -> Result:
+    """Runs `lakeshare maintain` on the tests' lake, and on its Spark."""
+    lake = subject.published_set.lake
+    settings = lake.settings
     monkeypatch.setattr(
         "lakeshare_pipelines.cli.main.list_contracts", lambda: (subject.published_set.contract,)
     )
+    monkeypatch.setattr("lakeshare_pipelines.cli.main._open_lake_with_spark", lambda: nullcontext(lake))
     environment = {
         "STATE_DIR": str(settings.state_dir),
         "WAREHOUSE": settings.warehouse,
@@ -476,9 +533,4 @@ def the_command_shows_the_same_plan(
         "ICEBERG_CATALOG": settings.iceberg_catalog,
     }
     runner = CliRunner(env={f"LAKESHARE_{name}": value for name, value in environment.items()})
-    shown = runner.invoke(app, ["maintain", subject.table.name, "--plan"])
-    assert (shown.exit_code, shown.stdout.rstrip()) == (0, subject.plan())
-    assert f"listing the files of {subject.table.name}" in caplog.text
-    unknown = runner.invoke(app, ["maintain", "no.table", "--plan"])
-    assert unknown.exit_code == 2
-    assert subject.table.name in unknown.output
+    return runner.invoke(app, ["maintain", table or subject.table.name, *options])

@@ -11,8 +11,11 @@ from pathlib import Path
 import psutil
 import pytest
 from nessie_fixtures import RunningNessie, a_table
+from pydantic import SecretStr
 
+from lakeshare_pipelines.cli.doctor import check_nessie
 from lakeshare_pipelines.errors import NessieError
+from lakeshare_pipelines.nessie.client import NessieEndpoint
 from lakeshare_pipelines.nessie.server import ensure_nessie, nessie_for, nessie_status, stop_nessie
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark.jars import NESSIE_JAR, ensure_jars
@@ -189,8 +192,19 @@ def test_a_one_off_command_brings_a_killed_server_back_with_its_state_and_stops_
         status = nessie_status(settings)
         assert status.is_running
         assert status.memory_bytes > 50_000_000
+        the_doctor_checks_it(settings, endpoint)
     assert not nessie_status(settings).is_running
     assert servers(settings) == []
+
+
+def the_doctor_checks_it(settings: LakeSettings, endpoint: NessieEndpoint) -> None:
+    [found] = check_nessie(settings)
+    assert found.ok
+    assert f"{endpoint.uri} (pid {nessie_status(settings).pid}, " in found.detail
+    elsewhere = {"nessie_uri": endpoint.uri, "nessie_token": SecretStr("of another Nessie")}
+    [found] = check_nessie(settings.model_copy(update=elsewhere))
+    assert found.remedy == "Check LAKESHARE_NESSIE_TOKEN"
+    assert "of another Nessie" not in found.detail
 
 
 FOREIGN = "the record of another process"

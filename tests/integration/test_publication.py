@@ -5,6 +5,7 @@ first are in S3, the second on the disk.
 """
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from uuid import uuid4
@@ -115,6 +116,20 @@ class PublishedSet:
             else:
                 with pytest.raises(SnowflakeError, match="snapshots that were never published"):
                     require_readable(published, self.lake.settings)
+
+    def in_dagster(self, **changed: object) -> LakeResource:
+        """The lake as a resource of runs; `changed` are settings of it that differ."""
+        at, lake = self, copy(self.lake)
+        lake.settings = lake.settings.model_copy(update=changed)
+
+        class TestsLake(LakeResource):
+            def lake(self) -> Lake:
+                return lake
+
+            def catalog(self) -> Catalog:
+                return at.catalog
+
+        return TestsLake(spark=SparkResource())
 
     def places(self) -> list[tuple[str, str]]:
         return [(place.ref, place.state) for place in list_staging_locations(self.lake, [self.contract])]
@@ -237,8 +252,7 @@ def an_abandoned_staged_set_is_dropped_and_nothing_else(published_set: Published
     seen = published_set.seen()
     published_set.deliver(WEDNESDAY, orders(WEDNESDAY, 3))
     abandoned, _ = published_set.staged_and_green(WEDNESDAY)
-    dropped = drop_abandoned(published_set.lake, [published_set.contract])
-    assert [place.ref for place in dropped] == [abandoned.ref]
+    assert drop_abandoned(published_set.lake, published_set.contract) == [abandoned.ref]
     assert published_set.places() == []
     assert published_set.seen() == seen
     assert len(published_set.rows()) == 5
@@ -380,18 +394,10 @@ def a_red_set_is_discarded_by_command(published_set: PublishedSet, monkeypatch: 
 
 def publish_in_dagster(published_set: PublishedSet, staged: Staged, verdicts: Verdicts) -> None:
     """The set's publish op, as a run calls it, on the tests' own lake."""
-
-    class TestsLake(LakeResource):
-        def lake(self) -> Lake:
-            return published_set.lake
-
-        def catalog(self) -> Catalog:
-            return published_set.catalog
-
     judgement = {"staged": staged.as_record(), "verdicts": verdicts.as_record()}
     ops = wap_set(published_set.contract).node_def.node_defs
     publish_op = next(op for op in ops if op.name.endswith("_publish"))
-    with dg.build_op_context(resources={"lakeshare": TestsLake(spark=SparkResource())}) as context:
+    with dg.build_op_context(resources={"lakeshare": published_set.in_dagster()}) as context:
         list(publish_op(context, judgement))
 
 

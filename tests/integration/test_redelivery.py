@@ -6,7 +6,9 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from typer.testing import CliRunner, Result
 
+from lakeshare_pipelines.cli.main import app
 from lakeshare_pipelines.contracts import SetContract
 from lakeshare_pipelines.errors import DeliveryError
 from lakeshare_pipelines.share.publication import publish_or_replay
@@ -49,7 +51,7 @@ def run(lake: Lake, contract: SetContract, run_id: str) -> tuple[Staged, Verdict
     return staged, audit_and_save(lake, contract, staged)
 
 
-def test_rejected_lines_are_corrected_and_published(lake, catalog, contract, tmp_path):
+def test_rejected_lines_are_corrected_and_published(lake, catalog, contract, tmp_path, monkeypatch):
     landed = deliver(
         lake,
         contract,
@@ -60,8 +62,8 @@ def test_rejected_lines_are_corrected_and_published(lake, catalog, contract, tmp
     found = [(file.run_id, file.file, file.rows) for file in list_quarantined(lake.settings, contract.name)]
     assert sorted(found) == [("run1", f"{DAY}/orders-1.csv", 2), ("run1", f"{DAY}/orders-2.csv.gz", 1)]
 
-    folder = tmp_path / "corrections"
-    first, second = export_rejected(lake.settings, catalog, contract, "run1", folder)
+    folder = tmp_path / "all corrections"
+    first, second = export_by_command(lake, contract, folder, monkeypatch)
 
     assert first.read_bytes() == f"{HEADER}\r\n{DAY},two,b,,2.5\r\n{DAY},3,c\r\n".encode()
     assert second.name == "orders-2.csv"
@@ -99,6 +101,29 @@ def test_rejected_lines_are_corrected_and_published(lake, catalog, contract, tmp
     ]  # fmt: skip
     with pytest.raises(DeliveryError, match=r"is not the delivery that run run1 read"):
         redeliver(lake.settings, catalog, contract, "run1", folder)
+
+
+def export_by_command(
+    lake: Lake, contract: SetContract, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> list[Path]:
+    """Lists and exports rejected lines; returns the files that the command prints."""
+    monkeypatch.setattr("lakeshare_pipelines.cli.quarantine.load_settings", lambda: lake.settings)
+    monkeypatch.setattr("lakeshare_pipelines.cli.quarantine.find_contract", lambda _: contract)
+
+    def run_command(*arguments: str) -> Result:
+        return CliRunner().invoke(app, ["quarantine", arguments[0], contract.name, *arguments[1:]])
+
+    listed = run_command("list").output
+    assert f"run1  {contract.name}.orders  {DAY}/orders-1.csv  2 rows  " in listed
+    with monkeypatch.context() as patch:
+        patch.setattr("lakeshare_pipelines.wap.redelivery.MAX_DELIVERY_BYTES", 10)
+        refused = run_command("export", "--run", "run1", "--to", str(folder))
+    assert isinstance(refused.exception, DeliveryError)
+    assert "is larger than" in str(refused.exception)
+    assert not folder.exists()
+    *files, last = run_command("export", "--run", "run1", "--to", str(folder)).output.splitlines()
+    assert last.endswith(f"lakeshare quarantine redeliver {contract.name} --run run1 --from '{folder}'")
+    return [Path(file) for file in files]
 
 
 def test_rows_that_are_not_lines_or_of_no_run_are_refused(lake, catalog, contract, tmp_path):

@@ -3,10 +3,12 @@
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from lakeshare_pipelines.backup.policies import Check
 from lakeshare_pipelines.cli import doctor
 from lakeshare_pipelines.cli.doctor import examine
+from lakeshare_pipelines.cli.main import app
 from lakeshare_pipelines.nessie.client import load_signing_key
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark import jars
@@ -54,6 +56,7 @@ def test_every_fault_has_a_remedy_and_every_remedy_a_fault(tmp_path, monkeypatch
             state_dir=tmp_path / "file" / "state",
             landing=tmp_path / "unmounted",
             database_url=f"sqlite:///{tmp_path}",
+            contracts_dir=tmp_path / "none",
             nessie_uri="http://127.0.0.1:9/api/v2",
             offline=True,
         )
@@ -64,6 +67,7 @@ def test_every_fault_has_a_remedy_and_every_remedy_a_fault(tmp_path, monkeypatch
         "Java for Nessie 0.99",
         "jars",
         "state folder",
+        "contracts",
         "warehouse",
         "landing folder",
         "database",
@@ -72,6 +76,20 @@ def test_every_fault_has_a_remedy_and_every_remedy_a_fault(tmp_path, monkeypatch
         "proxy",
     }
     assert all(bool(finding.remedy) != finding.ok for finding in findings)
+
+
+def test_the_command_prints_each_finding_and_ends_with_1_if_one_is_a_problem(tmp_path: Path) -> None:
+    environment = {
+        "LAKESHARE_STATE_DIR": str(tmp_path / "state"),
+        "LAKESHARE_CACHE_DIR": str(tmp_path / "cache"),
+    }
+    ended = CliRunner(env=environment).invoke(app, ["doctor"])
+    assert (ended.exit_code, "FAIL" in ended.output) == (0, False), ended.output
+    ended = CliRunner(env={**environment, "LAKESHARE_CONTRACTS_DIR": str(tmp_path)}).invoke(app, ["doctor"])
+    assert ended.exit_code == 1
+    assert f"FAIL  contracts: {tmp_path}: the folder: holds no contract." in ended.output
+    assert "      → Correct it; `lakeshare contract check`" in ended.output
+    assert f"ok    warehouse: {tmp_path / 'state' / 'warehouse'} can be written" in ended.output
 
 
 def test_another_version_than_the_pinned_one_is_named(tmp_path, monkeypatch):

@@ -46,6 +46,24 @@ RETIRED = "  - {property: retire, value: [{table: old, date: 2999-01-31}]}\n"
 TRANSFORM = "      - {property: transform, value: 'lake.totals:count'}\n"
 INPUTS = "      - {property: inputs, value: [reference.regions]}\n"
 
+TABLE_PROPERTY = "      - {property: maxQ"
+DRIFT = "      - {property: drift, value: {maxShrinkFraction: 0.5}}\n"
+WORDS = "    description: One row per order."
+
+
+def a_reading(values: str) -> str:
+    return TEXT.replace(
+        TABLE_PROPERTY, f"      - {{property: reading, value: {{{values}}}}}\n{TABLE_PROPERTY}"
+    )
+
+
+def an_assertion(query: str = "amount < 0", severity: str = "error", words: str = "Sums.") -> str:
+    """The contract with a rule in SQL."""
+    sql = f'query: "SELECT count(*) FROM {{orders}} WHERE {query}", mustBe: 0'
+    rule = f"{{type: sql, name: sums, description: {words}, severity: {severity}, {sql}}}"
+    return TEXT.replace(WORDS, f"    quality: [{rule}]\n{WORDS}")
+
+
 # What is replaced in the old text and in the new one, and the class and a text of the change.
 CHANGES: dict[str, tuple[tuple[str, str], str, str]] = {
     "a column is dropped": ((f"      - {EMAIL}\n", ""), "breaking", "shop.orders.email: the column is gone"),
@@ -137,6 +155,37 @@ CHANGES: dict[str, tuple[tuple[str, str], str, str]] = {
         "",
         "",
     ),
+    "another name": (("name: shop\n", "name: store\n"), "breaking", "set: name shop → store"),
+    "another warehouse": (
+        ("type: local, path: warehouse", "type: s3, location: 's3://lake/tables'"),
+        "breaking",
+        "set: warehouse of the settings → s3://lake/tables",
+    ),
+    "columns in another order": (
+        (f"      - {CUSTOMER}\n      - {EMAIL}\n", f"      - {EMAIL}\n      - {CUSTOMER}\n"),
+        "patch",
+        "shop.orders: columns are in another order",
+    ),
+    "another name in deliveries": (
+        (EMAIL, EMAIL.replace("}", ", customProperties: [{property: source, value: mail}]}")),
+        "breaking",
+        "shop.orders.email: delivered as email → mail",
+    ),
+    "other words of a column": (
+        (EMAIL, EMAIL.replace("}", ", description: Mail.}")),
+        "patch",
+        "shop.orders.email: description changed",
+    ),
+    "a limit of drift that stops": (
+        (TABLE_PROPERTY, f"{DRIFT[:-3]}, severity: error}}}}\n{TABLE_PROPERTY}"),
+        "breaking",
+        "the limits of drift changed",
+    ),
+    "a limit of drift that warns": (
+        (TABLE_PROPERTY, f"{DRIFT}{TABLE_PROPERTY}"),
+        "minor",
+        "the limits of drift changed",
+    ),
     "nothing but a comment": (("schema:", "# the tables\nschema:"), "", ""),
 }  # fmt: skip
 
@@ -203,6 +252,45 @@ def test_arguments_and_severities_of_a_rule_are_looser_or_stricter(
     assert not is_looser("expect_column_distinct_values_to_equal_set", fewer, values)
     assert not is_looser("expect_column_values_to_match_regex", {"regex": "a"}, {"regex": "b"})
     assert is_looser(in_set, values, {**values, "mostly": 0.9})
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "found", "back"),
+    [
+        (TEXT, an_assertion(), "breaking  shop.orders: sums: new rule in SQL", "minor"),
+        (
+            an_assertion(),
+            an_assertion("id < 0"),
+            "breaking  shop.orders: sums: it asserts something else",
+            "breaking",
+        ),
+        (
+            an_assertion(),
+            an_assertion(severity="warning"),
+            "minor     shop.orders: sums: severity error → warning",
+            "breaking",
+        ),
+        (
+            an_assertion(),
+            an_assertion(words="Others."),
+            "patch     shop.orders: sums: description changed",
+            "patch",
+        ),
+        (TEXT, a_reading("multiline: true"), "breaking  shop.orders: multiline False → True", "breaking"),
+        (
+            a_reading("nullValues: ['NA']"),
+            a_reading("nullValues: ['NA', '-']"),
+            "minor     shop.orders: nullValues ['NA'] → ['NA', '-']",
+            "breaking",
+        ),
+    ],
+)
+def test_rules_in_sql_and_formats_of_text(
+    compare: Callable[[str, str], tuple[Change, ...]], old: str, new: str, found: str, back: str
+) -> None:
+    (change,) = compare(old, new)
+    assert str(change).startswith(found)
+    assert find_level(compare(new, old)) == back
 
 
 @pytest.mark.parametrize(

@@ -32,12 +32,13 @@ def look_through(
 def test_a_codec_unpacks_in_pieces_and_finds_what_is_cut_off_or_of_another_kind(suffix: str) -> None:
     codec, content = CODECS[suffix], os.urandom(PIECE_BYTES) + b"id,name\n" * 50_000
     packed = codec.pack(content)
-    assert unpack(codec, packed) == content
+    assert unpack(codec, packed, len(content)) == content
+    assert unpack(codec, codec.pack(bytes(4 * PIECE_BYTES)), PIECE_BYTES) == bytes(2 * PIECE_BYTES)
     for end in (-9, len(packed) // 2, 2):
         with pytest.raises(CutOff, match=f"the {codec.name} data ends too early"):
-            unpack(codec, packed[:end])
+            unpack(codec, packed[:end], len(content))
     with pytest.raises(Damaged):
-        unpack(codec, b"id,name\n1,a\n" * 100)
+        unpack(codec, b"id,name\n1,a\n" * 100, PIECE_BYTES)
 
 
 @pytest.mark.parametrize(
