@@ -286,22 +286,10 @@ def _show_location(location: stage.StagingLocation) -> shown.StagedSet:
     if attempt is None:
         return shown.StagedSet(location.ref, location.set_name, location.state, location.since)
     staged, verdicts = attempt.staged, attempt.verdicts
-    return shown.StagedSet(
-        reference=location.ref,
-        set_name=location.set_name,
-        state=location.state,
-        since=location.since,
-        partition=staged.partition,
-        run_id=staged.run_id,
-        head=staged.head,
-        base=staged.base,
-        tables=[
-            shown.StagedTable(table.table, table.rows, table.rejected, table.rewritten)
-            for table in staged.tables
-        ],
-        inputs=staged.inputs,
-        checks=None if verdicts is None else [_show_verdict(verdict) for verdict in verdicts.verdicts],
-    )
+    checks = None if verdicts is None else [_show_verdict(verdict) for verdict in verdicts.verdicts]
+    of_location = {name: getattr(location, name) for name in ("set_name", "state", "since")}
+    tables = [_show(shown.StagedTable, table) for table in staged.tables]
+    return _show(shown.StagedSet, staged, reference=location.ref, tables=tables, checks=checks, **of_location)
 
 
 def _show_verdict(verdict: Verdict) -> shown.CheckResult:
