@@ -2,12 +2,11 @@
 
 import re
 from collections.abc import Iterator
-from typing import Any
 
 import httpx
 import pytest
 
-from lakeshare_server.catalog import audit, states
+from lakeshare_server.catalog import audit, declared, states
 from lakeshare_server.catalog.credentials import FederationPolicy, put_policy
 from lakeshare_server.catalog.sharing import create_group, create_recipient, drop_recipient, editing, grant
 from tests.builders.administration import Administered, an_administered_server, shares_read
@@ -43,17 +42,12 @@ def console(administered: Administered) -> Browser:
     return browser(administered, "steward")
 
 
-def list_state(administered: Administered) -> dict[str, Any]:
-    """All recipients and groups, and the last change in the audit log."""
+def export(administered: Administered) -> tuple[str, int]:
+    """All recipients, groups and grants with their revisions, and the number of the last change in the audit log."""
     catalog = administered.provider.catalog
     [last] = audit.search(catalog, audit.Search(kind="change"), 1)
     with catalog.reading() as session:
-        return {
-            "recipients": states.list_recipients(session),
-            "groups": states.list_groups(session),
-            "grants": states.list_grants(session),
-            "last change": last.number,
-        }
+        return declared.export(session, revisions=True), last.number
 
 
 def invite(console: Browser, recipient: str, **fields: str) -> str:
@@ -171,11 +165,11 @@ def test_a_refused_form_shows_why_and_changes_nothing(
     status: int,
     reason: str,
 ) -> None:
-    before = list_state(administered)
+    before = export(administered)
     refused = console.send(page, path, fields, status).text
     assert re.search(rf'role="alert">[^<]*{re.escape(reason)}', refused.replace("&#39;", "'"))
     assert 'name="form_token"' in refused  # the page of the form, not one of an error alone
-    assert list_state(administered) == before
+    assert export(administered) == before
 
 
 def test_a_recipient_that_is_removed_meanwhile_has_no_page(
