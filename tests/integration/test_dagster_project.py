@@ -47,7 +47,8 @@ def delivery() -> None:
 def report(context: dg.AssetExecutionContext, lakeshare: lakeshare.LakeResource) -> dg.MaterializeResult:
     table = lakeshare.table("dgshop.dgshop", context, is_materialized=True)
     rows = table.to_arrow()
-    return dg.MaterializeResult(metadata={"rows": rows.num_rows, "number": table.version})
+    figures = {"rows": rows.num_rows, "number": table.version, "location": table.location}
+    return dg.MaterializeResult(metadata=figures)
 
 
 ROWS = {"rows": lakeshare.table_input("dgshop.dgshop")}
@@ -212,7 +213,9 @@ def test_the_component_publishes_between_assets_of_the_project(definitions: dg.D
 
     with dg.DagsterInstance.ephemeral() as instance:
         read = numbers(dg.AssetKey("delivery"), table, report, instance=instance)
-        assert read == {"rows": 3, "number": 0, "lakeshare/input/dgshop.dgshop": 0}
+        figures = {"rows": 3, "number": 0, "lakeshare/input/dgshop.dgshop": 0}
+        assert read == {**figures, "location": read["location"]}
+        assert list(Path(str(read["location"])).rglob("*.parquet"))
         checks = definitions.resolve_asset_graph().get_check_keys_for_assets({table})
         assert len(checks) == 6
         for key in checks:

@@ -44,6 +44,7 @@ from tests.builders.recipients import Recipients
 from tests.builders.sets import a_contract, green, orders, staged_without_reading
 from tests.builders.sharing import Provider, a_server, lines
 from tests.integration.test_publication import PublishedSet
+from tests.integration.test_write_modes import read_actions
 
 DAYS = [f"2024-01-0{day}" for day in range(1, 6)]
 # Pytest has a conftest.py of its own, whose names would be these again.
@@ -347,6 +348,9 @@ def test_a_table_without_partitions_is_compacted_by_command(
         rf"  removed \d files, {size}; readable from number 0 on\n",
         shown.stdout,
     )
+    if table_format == "delta":
+        removed = read_actions(lake, subject.latest.location, "remove")
+        assert [each["partitionValues"] for each in removed] == [{}] * 6
     assert subject.published_set.rows() == rows
     subject.published_set.require_spark_reads_the_same()
     assert f"{name}: as it was\n" in run_command(subject, monkeypatch).stdout

@@ -191,8 +191,18 @@ def take_steps(walk: Walk) -> None:
     for step in steps:
         step(walk)
         walk.require_as_in_model()
+    removed_files_have_the_values_of_their_partition(walk)
     recipients_read_the_changes(walk)
     a_rollback_allows_what_it_undid_again(walk)
+
+
+def removed_files_have_the_values_of_their_partition(walk: Walk) -> None:
+    """Delta's PROTOCOL.md, "Remove File": none without partitions is an empty map."""
+    for table in walk.contract.tables:
+        if table.format == "delta" and table.write.has_key:
+            removed = read_actions(walk.lake, table_location(walk.lake.settings, table), "remove")
+            columns = {column for column, _ in table.partition_by}
+            assert [each["partitionValues"].keys() for each in removed] == [columns] * len(removed)
 
 
 def recipients_read_the_changes(walk: Walk) -> None:
