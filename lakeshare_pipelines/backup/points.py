@@ -306,20 +306,17 @@ class Workspace:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-POINT_NAME = "%Y-%m-%dT%H%M%SZ"
-
-
 def get_point_time(day: str) -> dt.datetime:
     """The time of a point: the end of its day, or the time in its name (`2026-11-22T101500Z`). Raises ValueError if
     the name is neither."""
-    at = dt.datetime.strptime(day, POINT_NAME if "T" in day else "%Y-%m-%d").replace(tzinfo=dt.UTC)
-    if day not in (format_point_name(at), str(at.date())):
-        raise ValueError(f"{day!r} is not how the name of a point is written")
-    return at if "T" in day else at + dt.timedelta(days=1)
+    if "T" in day:
+        return dt.datetime.strptime(day, "%Y-%m-%dT%H%M%SZ").replace(tzinfo=dt.UTC)
+    midnight = dt.datetime.combine(dt.date.fromisoformat(day), dt.time(), dt.UTC)
+    return midnight + dt.timedelta(days=1)
 
 
 def format_point_name(now: dt.datetime) -> str:
-    return now.astimezone(dt.UTC).strftime(POINT_NAME)
+    return now.astimezone(dt.UTC).strftime("%Y-%m-%dT%H%M%SZ")
 
 
 def wait_for_point_name() -> str:

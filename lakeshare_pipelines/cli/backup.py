@@ -2,6 +2,7 @@
 
 import datetime as dt
 import json
+import re
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -31,14 +32,19 @@ backup_app = typer.Typer(
 )
 
 
+POINT_NAME = re.compile(r"\d{4}-\d\d-\d\d(T\d{6}Z)?", re.ASCII)
+
+
 def _check_day(day: str | None) -> str | None:
     from lakeshare_pipelines.backup.points import get_point_time
 
-    if day is not None:
-        try:
-            get_point_time(day)
-        except ValueError as error:
-            raise typer.BadParameter(f"{day!r} is no day; give YYYY-MM-DD") from error
+    # Other spellings of a day would name other points, which do not sort by time.
+    try:
+        is_name = day is None or bool(POINT_NAME.fullmatch(day) and get_point_time(day))
+    except ValueError:
+        is_name = False
+    if not is_name:
+        raise typer.BadParameter(f"{day!r} is no day; give YYYY-MM-DD")
     return day
 
 

@@ -87,7 +87,9 @@ def test_what_cannot_be_is_refused_with_a_sentence(
     assert sentence in err
 
 
-@pytest.mark.parametrize("day", ["soon", "20260101", "2026-1-1", "2026-01-01T00:00:00Z", "2100-01-01"])
+@pytest.mark.parametrize(
+    "day", ["soon", "20260101", "2026-1-1", "2026-02-30", "2026-01-01T00:00:00Z", "2100-01-01"]
+)
 def test_a_day_that_is_none_or_is_not_over_is_not_claimed(
     lake: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], day: str
 ) -> None:
