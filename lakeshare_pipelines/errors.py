@@ -2,7 +2,7 @@
 
 LakeshareError (lakeshare_server.errors)
 └── PipelineError
-    ├── ContractError      path, line, field, problem, hint, also
+    ├── ContractError      path, line, field, problem, hint, also; a DocumentError of the server, too
     ├── DeliveryError      delivery, reason, fix
     │   └── StoreError     delivery, reason, fix
     ├── SourceError        source, reason, fix
@@ -33,53 +33,41 @@ LakeshareError (lakeshare_server.errors)
 from collections.abc import Sequence
 from pathlib import Path
 
-from lakeshare_server.errors import LakeshareError
+from lakeshare_server.errors import DocumentError, LakeshareError
 
 
 class PipelineError(LakeshareError):
     """Base class of the pipelines' errors."""
 
 
-class ContractError(PipelineError):
-    """An invalid contract: file, path inside the file, problem and hint.
+class SubjectError(PipelineError):
+    """What is wrong with a subject, and the remedy; `title` is the text before the subject."""
 
-    `line` is None where the file is not at hand. `also` holds the further errors of the same file.
-    """
+    title = ""
 
-    def __init__(
-        self,
-        path: Path | str,
-        field: str,
-        problem: str,
-        hint: str,
-        also: "Sequence[ContractError]" = (),
-        *,
-        line: int | None = None,
-    ) -> None:
-        place = path if line is None else f"{path}:{line}"
-        super().__init__("\n".join([f"{place}: {field}: {problem}. {hint}", *(str(error) for error in also)]))
-        self.path, self.line, self.field, self.problem, self.hint = path, line, field, problem, hint
-        self.also = tuple(also)
+    def __init__(self, subject: str, reason: str, fix: str) -> None:
+        super().__init__(f"{self.title}{subject}: {reason}. {fix}")
+        self.subject, self.reason, self.fix = subject, reason, fix
 
 
-class DeliveryError(PipelineError):
+class ContractError(PipelineError, DocumentError):
+    """An invalid contract: file, path inside the file, problem and hint."""
+
+
+class DeliveryError(SubjectError):
     """A delivery that cannot be read or is incomplete, or changed while it was read."""
 
-    def __init__(self, delivery: str, reason: str, fix: str) -> None:
-        super().__init__(f"delivery {delivery}: {reason}. {fix}")
-        self.delivery, self.reason, self.fix = delivery, reason, fix
+    title = "delivery "
 
 
 class StoreError(DeliveryError):
     """The store of the landing area refused a request or did not respond."""
 
 
-class SourceError(PipelineError):
+class SourceError(SubjectError):
     """A source that cannot be read, or whose rows cannot be continued where the last publication ended."""
 
-    def __init__(self, source: str, reason: str, fix: str) -> None:
-        super().__init__(f"source {source}: {reason}. {fix}")
-        self.source, self.reason, self.fix = source, reason, fix
+    title = "source "
 
 
 class InputError(PipelineError):
@@ -98,12 +86,8 @@ class TransformError(PipelineError):
         self.path, self.table, self.function, self.reason, self.fix = path, table, function, reason, fix
 
 
-class SampleError(PipelineError):
+class SampleError(SubjectError):
     """Data that no contract can be drafted from, or that a contract cannot be tested on."""
-
-    def __init__(self, sample: str, reason: str, fix: str) -> None:
-        super().__init__(f"{sample}: {reason}. {fix}")
-        self.sample, self.reason, self.fix = sample, reason, fix
 
 
 class NotAudited(PipelineError):
@@ -147,12 +131,10 @@ class NoSuchPublication(PipelineError):
         self.table, self.version = table, version
 
 
-class MaintenanceError(PipelineError):
+class MaintenanceError(SubjectError):
     """Maintenance of a table was refused; its publications and files stay as they were."""
 
-    def __init__(self, table: str, reason: str, fix: str) -> None:
-        super().__init__(f"maintenance of {table}: {reason}. {fix}")
-        self.table, self.reason, self.fix = table, reason, fix
+    title = "maintenance of "
 
 
 class ChangesDoNotAddUp(PipelineError):
@@ -191,12 +173,8 @@ class SparkError(PipelineError):
         self.reason, self.fix = reason, fix
 
 
-class WarehouseError(PipelineError):
+class WarehouseError(SubjectError):
     """The store of the tables refused a request, did not respond, or lacks what publication needs."""
-
-    def __init__(self, location: str, reason: str, fix: str) -> None:
-        super().__init__(f"{location}: {reason}. {fix}")
-        self.location, self.reason, self.fix = location, reason, fix
 
 
 class JavaError(PipelineError):
@@ -207,12 +185,8 @@ class JavaError(PipelineError):
         self.reason, self.fix = reason, fix
 
 
-class DownloadError(PipelineError):
+class DownloadError(SubjectError):
     """A pinned file could not be downloaded, or differs from the lock file."""
-
-    def __init__(self, coordinate: str, reason: str, fix: str) -> None:
-        super().__init__(f"{coordinate}: {reason}. {fix}")
-        self.coordinate, self.reason, self.fix = coordinate, reason, fix
 
 
 class UnknownSelection(PipelineError):
@@ -234,12 +208,8 @@ class SnowflakeError(PipelineError):
         self.reason, self.fix, self.passing = reason, fix, passing
 
 
-class BackupError(PipelineError):
+class BackupError(SubjectError):
     """A backup or restore that cannot continue; `subject` is a location, a point or a setting."""
-
-    def __init__(self, subject: str, reason: str, fix: str) -> None:
-        super().__init__(f"{subject}: {reason}. {fix}")
-        self.subject, self.reason, self.fix = subject, reason, fix
 
 
 class ReportUnusable(BackupError):

@@ -19,7 +19,7 @@ LakeshareError
 │   ├── NameTaken                            → 409 RESOURCE_ALREADY_EXISTS
 │   └── EditedMeanwhile                      → 412 ABORTED
 ├── EvidenceRefused                          a download is not what a provider signed (`lakeshare verify`)
-└── DocumentError       path, line, field, problem, hint, also    a file of `lakeshare apply` cannot be used
+└── DocumentError       path, line, field, problem, hint, also    a file of `lakeshare apply` or a contract
 """
 
 import difflib
@@ -246,12 +246,19 @@ class EditedMeanwhile(CatalogConflict):
 
 
 class DocumentError(LakeshareError):
-    """A file of `lakeshare apply` that cannot be used; `also` holds the further errors of the files."""
+    """A YAML file that cannot be used; `line` is None where it is not at hand, `also` are the further errors."""
 
     def __init__(
-        self, path: Path, line: int, field: str, problem: str, hint: str, also: Sequence["DocumentError"] = ()
+        self,
+        path: Path | str,
+        field: str,
+        problem: str,
+        hint: str,
+        also: Sequence["DocumentError"] = (),
+        *,
+        line: int | None = None,
     ) -> None:
-        message = f"{path}:{line}: {field}: {problem}. {hint}"
-        super().__init__("\n".join([message, *(str(error) for error in also)]))
+        place = path if line is None else f"{path}:{line}"
+        super().__init__("\n".join([f"{place}: {field}: {problem}. {hint}", *map(str, also)]))
         self.path, self.line, self.field, self.problem, self.hint = path, line, field, problem, hint
         self.also = tuple(also)

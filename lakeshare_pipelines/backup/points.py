@@ -222,7 +222,7 @@ class Points:
     def claim(self, day: str, owner: str) -> None:
         """Claim a day for `owner` (a run id); the same owner may claim it again. Raises BackupError if another run
         has claimed the day, or a sweep is running."""
-        title, key = f"backup {self.backup.name}, point {day}", f"{self.folder(day)}claim.json"
+        title, key = f"backup {self.backup.name}, point {day}", f"{self.folder(day)}{CLAIM}"
         if self.store.put(key, json.dumps({"owner": owner}).encode(), if_absent=True):
             # A sweep reads claims after it wrote its mark: one of the two sees the other.
             until = self.swept_until()
@@ -233,17 +233,24 @@ class Points:
                 )
                 raise BackupError(title, "a sweep of old copies is running, which could remove new ones", fix)
             return
-        try:
-            claimed_by = json.loads(self.store.read(key))["owner"]
-        except (ValueError, TypeError, KeyError):
-            claimed_by = "a run whose claim cannot be read"
+        claimed_by = self.read_owner(day)
         if claimed_by != owner:
             fix = f"Wait for it, or take it over with `lakeshare backup release {self.backup.name} {day}`."
             raise BackupError(title, f"{claimed_by} is making it", fix)
 
+    def read_owner(self, day: str) -> str | None:
+        """The run that has claimed a day."""
+        try:
+            owner: str = json.loads(self.store.read(f"{self.folder(day)}{CLAIM}"))["owner"]
+        except ObjectMissing:
+            return None
+        except (ValueError, TypeError, KeyError):
+            return "a run whose claim cannot be read"
+        return owner
+
     def release(self, day: str) -> None:
         """Remove the claim of a day; finished copies stay."""
-        self.store.delete(f"{self.folder(day)}claim.json")
+        self.store.delete(f"{self.folder(day)}{CLAIM}")
 
     @property
     def sweep_key(self) -> str:

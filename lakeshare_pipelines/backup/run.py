@@ -3,6 +3,7 @@
 import datetime as dt
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from hashlib import file_digest, md5, sha256
@@ -130,7 +131,10 @@ def ensure_listing(backup_run: BackupRun, now: dt.datetime) -> model.ListingReco
         )
     backup_run.points.claim(day, backup_run.owner)
     known = workspace.load("listing", model.ListingRecord)
-    return known or make_listing(backup_run.backup, workspace, day, now)
+    listing = known or make_listing(backup_run.backup, workspace, day, now)
+    if listing is None:
+        backup_run.points.release(day)
+    return listing
 
 
 def ensure_plan(backup_run: BackupRun) -> model.PlanRecord:
@@ -253,13 +257,22 @@ def make_engine(backup_run: BackupRun) -> CopyEngine:
     return LocalEngine()
 
 
-def format_progress(progress: Progress) -> str:
-    left = "" if progress.seconds_left is None else f", {progress.seconds_left:.0f} s left"
-    failed = f", {progress.failed:,} failed" if progress.failed else ""
-    return (
-        f"{progress.objects:,} of {progress.objects_of:,} objects, {progress.size_bytes / 1e6:,.1f} of "
-        f"{progress.size_bytes_of / 1e6:,.1f} MB{failed}{left}"
-    )
+def report_every(seconds: float, report: Callable[[str, bool], None]) -> ReportProgress:
+    """A reporter that calls `report` with a line at most so often, and with True for the last one."""
+    reported_at = time.monotonic()
+
+    def report_progress(progress: Progress) -> None:
+        nonlocal reported_at
+        is_last = progress.objects == progress.objects_of
+        if not is_last and time.monotonic() - reported_at < seconds:
+            return
+        reported_at = time.monotonic()
+        left = "" if progress.seconds_left is None else f", {progress.seconds_left:.0f} s left"
+        failed = f", {progress.failed:,} failed" if progress.failed else ""
+        sizes = f"{progress.size_bytes / 1e6:,.1f} of {progress.size_bytes_of / 1e6:,.1f} MB"
+        report(f"{progress.objects:,} of {progress.objects_of:,} objects, {sizes}{failed}{left}", is_last)
+
+    return report_progress
 
 
 STEPS = {"listing": "list", "plan": "plan", "copied": "copy", "verified": "verify"}  # Steps by record

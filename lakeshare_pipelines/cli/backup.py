@@ -150,24 +150,15 @@ def release(name: RequiredName, day: Day) -> None:
 
 def show_progress() -> "Callable[[Progress], None]":
     """Returns a progress reporter: one line that changes on a terminal, a line every two seconds in a log."""
-    import time
+    from lakeshare_pipelines.backup.run import report_every
 
-    from lakeshare_pipelines.backup.run import format_progress
-
-    reported_at = time.monotonic()
     is_terminal = sys.stderr.isatty()
 
-    def report_progress(progress: "Progress") -> None:
-        nonlocal reported_at
-        is_last = progress.objects == progress.objects_of
-        if time.monotonic() - reported_at < PROGRESS_S and not is_last:
-            return
-        reported_at = time.monotonic()
-        line = f"  {format_progress(progress)}"
-        sys.stderr.write(f"\r\x1b[K{line}" if is_terminal and not is_last else f"{line}\n")
+    def show(line: str, is_last: bool) -> None:
+        sys.stderr.write(f"\r\x1b[K  {line}" if is_terminal and not is_last else f"  {line}\n")
         sys.stderr.flush()
 
-    return report_progress
+    return report_every(PROGRESS_S, show)
 
 
 def _show_point(point: "Point") -> None:

@@ -15,7 +15,6 @@ from pydantic import BaseModel
 
 from lakeshare_pipelines.backup import run
 from lakeshare_pipelines.backup.config import Backup
-from lakeshare_pipelines.backup.copy.engine import Progress
 from lakeshare_pipelines.backup.model import GOOD_STATUSES, TableProof, Verification
 from lakeshare_pipelines.backup.points import Points
 from lakeshare_pipelines.contracts import SetContract
@@ -27,6 +26,10 @@ if TYPE_CHECKING:
 
 PROGRESS_S = 15.0
 SENSOR_S = 300
+RESTART_S = 3600.0
+"""After a day's first failed run; twice as long after each further one."""
+MAX_ATTEMPTS = 8  # Longer waits than then are over the days that are made at all
+OWNER_TAG = "lakeshare/backup_owner"
 SHOWN = 100
 """Most tables that metadata lists by name."""
 STEP_CHECKS = {
@@ -114,8 +117,7 @@ def _make_step(
     def step(
         context: dg.AssetExecutionContext, lakeshare: LakeResource
     ) -> Iterator[dg.MaterializeResult[None]]:
-        # A run that resumes after a failure has another id and the same root.
-        owner = context.run.root_run_id or context.run.run_id
+        owner = _get_owner(context.run)
         settings, day = lakeshare.settings(), context.partition_key
         backup_run = run.BackupRun(settings, backup, day, owner, lambda: lakeshare.lake().spark)
         with fail_without_retry():
@@ -131,7 +133,7 @@ def _list(context: dg.AssetExecutionContext, backup_run: run.BackupRun) -> dg.Ma
         backup = backup_run.backup
         raise dg.Failure(
             f"{backup.listing.location} has no report for {context.partition_key} yet. The sensor "
-            f"backup_{backup.name}_days starts the day again when there is one.",
+            f"backup_{backup.name}_days starts the day when there is one.",
             allow_retries=False,
         )
     return dg.MaterializeResult(
@@ -168,7 +170,8 @@ def _plan(context: dg.AssetExecutionContext, backup_run: run.BackupRun) -> dg.Ma
 
 
 def _copy(context: dg.AssetExecutionContext, backup_run: run.BackupRun) -> dg.MaterializeResult[None]:
-    found = run.ensure_copies(backup_run, _log_progress(context))
+    log_progress = run.report_every(PROGRESS_S, lambda line, _: context.log.info(line))
+    found = run.ensure_copies(backup_run, log_progress)
     return dg.MaterializeResult(
         metadata={
             **_select(found, "succeeded", "failed", "size_bytes", "seconds"),
@@ -221,18 +224,42 @@ def _sensor(backup: Backup, job: "UnresolvedAssetJobDefinition", *, is_declared:
     @dg.sensor(
         name=f"backup_{backup.name}_days",
         job=job,
-        description="Starts the days whose report has arrived, or whose wait for a report is over.",
+        description="Starts the days whose report has arrived, or whose wait for a report is over. A day whose run "
+        "failed is continued by another one, after an hour and then after twice as long each time.",
         minimum_interval_seconds=SENSOR_S,
         default_status=dg.DefaultSensorStatus.RUNNING if is_declared else dg.DefaultSensorStatus.STOPPED,
     )
-    def days_due(context: dg.SensorEvaluationContext) -> Iterator[dg.RunRequest | dg.SkipReason]:
+    def days_due(context: dg.SensorEvaluationContext) -> list[dg.RunRequest] | dg.SkipReason:
         due = run.list_due_days(backup, datetime.now(UTC))
-        for day in due:
-            yield dg.RunRequest(run_key=f"{backup.name}:{day}", partition_key=day)
-        if not due:
-            yield dg.SkipReason(f"no day of {backup.name} is due")
+        requests = [_request_run(context.instance, backup, job.name, day) for day in due]
+        waiting = f"after a failed run, {', '.join(due)} waits to be continued"
+        skipped = dg.SkipReason(waiting if due else f"no day of {backup.name} is due")
+        return list(filter(None, requests)) or skipped
 
     return days_due
+
+
+def _request_run(
+    instance: dg.DagsterInstance, backup: Backup, job_name: str, day: str
+) -> dg.RunRequest | None:
+    """A day's first run; after a failed one, once its wait is over, the next one."""
+    key = f"{backup.name}:{day}"
+    filters = dg.RunsFilter(job_name=job_name, tags={"dagster/partition": day})
+    records = instance.get_run_records(filters, limit=MAX_ATTEMPTS)  # newest first
+    if not records or records[0].dagster_run.status is not dg.DagsterRunStatus.FAILURE:
+        return dg.RunRequest(run_key=key, partition_key=day)
+    if time.time() - (records[0].end_time or 0.0) < RESTART_S * 2 ** (len(records) - 1):
+        return None
+    # It continues under the claim of the run that failed first, and of no other.
+    owner = Points(backup).read_owner(day)
+    claimed = owner in [_get_owner(record.dagster_run) for record in records]
+    tags = {OWNER_TAG: owner} if owner is not None and claimed else None
+    return dg.RunRequest(run_key=f"{key}:{records[0].dagster_run.run_id}", partition_key=day, tags=tags)
+
+
+def _get_owner(made_by: dg.DagsterRun) -> str:
+    """The run in whose name a run claims its day: the first one, if it continues that."""
+    return made_by.tags.get(OWNER_TAG) or made_by.root_run_id or made_by.run_id
 
 
 @contextmanager
@@ -242,19 +269,6 @@ def fail_without_retry() -> Iterator[None]:
         yield
     except LakeshareError as error:
         raise dg.Failure(str(error), allow_retries=False) from error
-
-
-def _log_progress(context: dg.AssetExecutionContext) -> Callable[[Progress], None]:
-    """Returns a progress reporter that logs every 15 seconds."""
-    reported_at = time.monotonic()
-
-    def report_progress(progress: Progress) -> None:
-        nonlocal reported_at
-        if time.monotonic() - reported_at >= PROGRESS_S:
-            reported_at = time.monotonic()
-            context.log.info(run.format_progress(progress))
-
-    return report_progress
 
 
 def _make_check_results(found: Verification) -> list[dg.AssetCheckResult]:
@@ -411,9 +425,7 @@ def _scrub(backup: Backup) -> dg.AssetChecksDefinition:
             description=" ".join([*found[:MAX_SHOWN], *ran.warnings])
             or f"{ran.read} of {ran.copies} copies were read and are unchanged",
             metadata={
-                "lakeshare/read": ran.read,
-                "lakeshare/read_bytes": ran.read_bytes,
-                "lakeshare/size_bytes": ran.size_bytes,
+                **_select(ran, "read", "read_bytes", "size_bytes"),
                 "lakeshare/compared_since": since,
                 "lakeshare/repaired": len(ran.repaired),
                 "lakeshare/damaged": len(ran.damaged),

@@ -107,6 +107,44 @@ def test_the_sensor_starts_a_due_day_once_and_its_run_makes_the_point_that_is_ne
     assert Points(backup).get(DAY) == point
 
 
+def test_a_day_whose_run_failed_is_continued_by_the_sensor_after_its_wait(
+    definitions, backup, settings, monkeypatch
+):
+    sensor = definitions.resolve_sensor_def(f"backup_{backup.name}_days")
+    repository, job = definitions.get_repository_def(), definitions.resolve_job_def("backup_lake")
+    with dg.DagsterInstance.ephemeral() as instance:
+
+        def tick() -> tuple[list[dg.RunRequest], str | None]:
+            found = sensor.evaluate_tick(dg.build_sensor_context(instance, repository_def=repository))
+            return found.run_requests or [], found.skip_message
+
+        def make(**tags: str) -> dg.ExecuteInProcessResult:
+            return job.execute_in_process(
+                partition_key=DAY, tags=tags, instance=instance, raise_on_error=False
+            )
+
+        ([first], _) = tick()
+        in_its_place = Path(backup.target.url) / "_lakeshare" / backup.name / "points" / DAY / "engine"
+        in_its_place.parent.mkdir(parents=True)
+        in_its_place.write_text("no folder")
+        failed = make()
+        assert not failed.success
+        assert failed.get_step_success_events()[-1].step_key == f"backup__{backup.name}__plan"
+        assert tick() == ([], f"after a failed run, {DAY} waits to be continued")
+        in_its_place.unlink()
+        monkeypatch.setattr("lakeshare_pipelines.defs.backup.RESTART_S", 0.0)
+        ([again], _) = tick()
+        assert again.partition_key == first.partition_key == DAY
+        assert again.run_key != first.run_key
+        assert tick() == ([again], None), "Dagster starts a run for each key once"
+        # Another run than the one that continues it is refused.
+        other = make().failure_data_for_node(f"backup__{backup.name}__listing")
+        assert f"{failed.run_id} is making it" in str(other.user_failure_data)
+        ([again], _) = tick()
+        assert make(**again.tags).success
+    assert Points(backup).get(DAY).status == "verified"
+
+
 def require_assets_with_green_checks(made: dg.ExecuteInProcessResult, backup: Backup) -> None:
     assert made.success
     done = [event.asset_key for event in made.get_asset_materialization_events()]

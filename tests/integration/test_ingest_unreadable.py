@@ -75,7 +75,7 @@ def test_an_unreadable_file_is_named_with_reason_and_remedy(lake: Lake, tmp_path
     delivery = landed(tmp_path, contract, {"readings-1.csv": GOOD, file: content})
     with pytest.raises(DeliveryError) as caught:
         read_delivery(lake.spark, contract, [delivery])
-    assert caught.value.delivery == f"{contract.name}/all/{file}"
+    assert caught.value.subject == f"{contract.name}/all/{file}"
     assert reason in caught.value.reason
     assert fix in caught.value.fix
 

@@ -344,7 +344,7 @@ class Origin:
 
     def fault(self, problem: str, hint: str) -> DocumentError:
         """The error of a fault at this position."""
-        return DocumentError(self.file.path, self.line, format_path(self.where), problem, hint)
+        return DocumentError(self.file.path, format_path(self.where), problem, hint, line=self.line)
 
 
 SECRETS = frozenset({"token", "tokens", "secret", "client_secret", "password", "bearer_token", "bearertoken"})
@@ -361,14 +361,14 @@ def list_faults(error: ValidationError, file: SourceFile) -> list[DocumentError]
         elif name == "location" and where[0] == "shares":
             hint = "Where a table lies is said in `followed`, by the lake's name of the table."
         faults.append(Origin(file, where).fault(problem, hint))
-    return sorted(faults, key=lambda fault: fault.line)
+    return sorted(faults, key=lambda fault: fault.line or 0)
 
 
 def raise_all(faults: Sequence[DocumentError]) -> None:
     """Raises the first of the faults, if any, with the others in its `also`."""
     if faults:
         first, *others = faults
-        raise DocumentError(first.path, first.line, first.field, first.problem, first.hint, also=others)
+        raise DocumentError(first.path, first.field, first.problem, first.hint, others, line=first.line)
 
 
 def explain_error(error: LakeshareError) -> tuple[str, str]:

@@ -312,7 +312,7 @@ def _yaml_files(paths: Sequence[Path]) -> list[Path]:
         except OSError as error:
             problem = f"cannot be read: {error.strerror}"
             raise DocumentError(
-                path, 1, "the file", problem, "Give a readable YAML file in UTF-8."
+                path, "the file", problem, "Give a readable YAML file in UTF-8.", line=1
             ) from error
     return list(files.values())
 
@@ -330,7 +330,7 @@ def _list_inside(path: Path) -> list[Path]:
         and not any(part.startswith(".") for part in file.relative_to(path).parts)
     )
     if not inside:
-        raise DocumentError(path, 1, "the folder", "has no YAML file", "Give a folder with .yaml files.")
+        raise DocumentError(path, "the folder", "has no YAML file", "Give a folder with .yaml files.", line=1)
     return inside
 
 
@@ -338,12 +338,12 @@ def _read(path: Path) -> tuple[SourceFile, Document]:
     try:
         parsed = read(path)
     except YamlFault as fault:
-        raise DocumentError(path, fault.line, "the file", fault.problem, fault.hint) from fault
+        raise DocumentError(path, "the file", fault.problem, fault.hint, line=fault.line) from fault
     if parsed.values is None:
         parsed = Parsed({}, parsed.root)
     if not isinstance(parsed.values, dict):
         hint = "It has followed, shares, recipients, groups and grants; `lakeshare export` shows the form."
-        raise DocumentError(path, 1, "the file", "is not a mapping", hint)
+        raise DocumentError(path, "the file", "is not a mapping", hint, line=1)
     file = SourceFile(path, parsed)
     try:
         return file, Document.model_validate(parsed.values)

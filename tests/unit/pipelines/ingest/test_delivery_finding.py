@@ -107,7 +107,7 @@ def test_a_delivery_that_is_not_what_its_manifest_says_is_refused(
     with pytest.raises(DeliveryError) as caught:
         find_delivery(settings, FLIGHTS, DAY)
     assert reason in caught.value.reason
-    assert caught.value.delivery == f"flights/{DAY}"
+    assert caught.value.subject == f"flights/{DAY}"
     assert "_manifest.json" in caught.value.fix or "Write it as" in caught.value.fix
 
 

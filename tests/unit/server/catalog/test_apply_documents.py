@@ -89,7 +89,9 @@ def test_every_location_that_is_refused_is_told_at_once(tmp_path: Path) -> None:
         read_files([written(tmp_path, text)], found_in(lake))
     faults = [refused.value, *refused.value.also]
     path = tmp_path / "shares.yaml"
-    assert [str(DocumentError(one.path, one.line, one.field, one.problem, one.hint)) for one in faults] == [
+    assert [
+        str(DocumentError(one.path, one.field, one.problem, one.hint, line=one.line)) for one in faults
+    ] == [
         f'{path}:2: followed["a.x"]: s3://b/x cannot be followed: S3 does not answer. Try again.',
         f'{path}:3: followed["e.*"]: there is no table in /empty/*. Correct the location, or take it out of the file.',
         f'{path}:4: followed["f.*"]: /one/* cannot be followed: /one is not in its store. Correct it, or let the '
