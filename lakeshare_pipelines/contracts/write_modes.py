@@ -82,7 +82,8 @@ def check_write(contract: SetContract, table: Table, faults: Faults) -> None:
     if write.is_incremental and not table.has_source:
         hint = "Give it a source, or write it with replace."
         faults.add(f"{write.mode} needs deliveries, and {table.short_name} is computed", hint)
-    computed_from = [contract.table(name) for name in table.depends_on if _has_table(contract, name)]
+    by_name = {name: each for each in contract.tables for name in (each.name, each.short_name)}
+    computed_from = [by_name[name] for name in table.depends_on if name in by_name]
     grown = [base.short_name for base in computed_from if base.write.mode != "replace_partitions"]
     if table.derive is not None and contract.is_by_partition(table) and grown:
         hint = "Give it write: replace; it is then computed from whole tables."
@@ -113,7 +114,3 @@ def _check_history(table: Table, faults: Faults) -> None:
     elif kinds.get(sequence, "date") not in ("date", "timestamp"):
         problem = f"scd2 cannot order versions by {sequence!r}, of type {kinds[sequence]}"
         faults.at("sequence").add(problem, "Name a column of type date or timestamp.")
-
-
-def _has_table(contract: SetContract, name: str) -> bool:
-    return any(name in (table.name, table.short_name) for table in contract.tables)

@@ -250,7 +250,9 @@ class BranchStaging(IcebergStaging):
         for name in waiting:
             opened = self.tables.require(name)
             mains[name] = get_snapshot_id(opened, MAIN)
-            if mains[name] != base[name] or not is_ancestor(opened, base[name], heads[name]):
+            # Each snapshot descends from a table without rows.
+            is_based = base[name] is None or base[name] in list_ancestors(opened, heads[name])
+            if mains[name] != base[name] or not is_based:
                 changed.append(name)
         if changed:
             raise Conflict(changed, staged.base, format_snapshots(mains))
@@ -361,11 +363,6 @@ def get_landing(opened: "IcebergTable") -> Mapping[str, Any] | None:
     """The record of the set or rollback that main was last set by; None before the first."""
     text = opened.properties.get(LANDED)
     return None if text is None else json.loads(text)
-
-
-def is_ancestor(opened: "IcebergTable", older: int | None, newer: int) -> bool:
-    """Whether a snapshot is another one or descends from it; each descends from a table without rows."""
-    return older is None or older in list_ancestors(opened, newer)
 
 
 def list_ancestors(opened: "IcebergTable", snapshot_id: int | None) -> list[int]:

@@ -363,6 +363,7 @@ def require_directory_access(view: TableView, signers: Signers) -> str:
 
 
 IDLE_S = 1.0
+PREPARED_AT_ONCE = 4  # async queries of a process: one whose store hangs does not delay the next
 PURGE_EVERY = 600  # turns
 
 _log = logging.getLogger(__name__)
@@ -402,15 +403,19 @@ def prepare_response(view: TableView, query: QueryRequest) -> int:
 
 
 class AsyncWorker:
-    """Claims async queries and prepares their responses, one at a time."""
+    """Claims async queries and prepares their responses, one in each of its threads."""
 
     def __init__(self, queries: AsyncQueries, views: TableViews) -> None:
         self._queries, self._views = queries, views
         self._stopping, self._wake = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._work, name="async-queries", daemon=True)
+        self._threads = [
+            threading.Thread(target=self._work, args=[number], name=f"async-queries-{number}", daemon=True)
+            for number in range(1, PREPARED_AT_ONCE + 1)
+        ]
 
     def start(self) -> None:
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def wake(self) -> None:
         self._wake.set()
@@ -418,9 +423,10 @@ class AsyncWorker:
     def stop(self) -> None:
         self._stopping.set()
         self._wake.set()
-        self._thread.join()
+        for thread in self._threads:
+            thread.join()
 
-    def _work(self) -> None:
+    def _work(self, number: int) -> None:
         turns = 0
         while not self._stopping.is_set():
             turns += 1
@@ -429,15 +435,18 @@ class AsyncWorker:
                     self._queries.purge()
                 claim = self._queries.claim()
                 if claim is not None:
+                    # Another thread looks for the next one.
+                    self._wake.set()
                     # A query whose result cannot be stored is claimed again later, like that of a dead worker.
                     self._run(claim)
-            # The process has no other worker: after any error the next turn is tried.
+            # After any error the next turn is tried.
             except Exception as error:
                 is_expected = isinstance(error, LakeshareError)
                 _log.warning("async queries wait, a turn failed: %s", error, exc_info=not is_expected)
                 self._stopping.wait(IDLE_S)
             else:
-                if claim is None and self._wake.wait(IDLE_S):
+                # What is not announced is looked for by the first thread, or by the next one while that is busy.
+                if claim is None and self._wake.wait(IDLE_S * number) and not self._stopping.is_set():
                     self._wake.clear()
 
     def _run(self, claim: Claim) -> None:

@@ -72,7 +72,7 @@ async def show_point(request: PageDep, backup: str, day: str) -> Response:
     """The tables of a point; with `plan`, the root of a table, what its restore in place would do."""
     overview = await _find_overview(request, backup)
     state = overview.state
-    point = None if state is None else state.find_point(day)
+    point = None if state is None else next((each for each in state.points if each.day == day), None)
     if state is not None and point is None and day not in state.damaged:
         raise NotFound("Backup point", f"{backup} {day}")
     plan, problem, root = None, overview.problem, request.query("plan")

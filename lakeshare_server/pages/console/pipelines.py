@@ -173,9 +173,6 @@ class BackupState:
     def newest_good(self) -> BackupPoint | None:
         return next((point for point in self.points if point.is_good), None)
 
-    def find_point(self, day: str) -> BackupPoint | None:
-        return next((point for point in self.points if point.day == day), None)
-
 
 @dataclass(frozen=True)
 class RestorePlan:

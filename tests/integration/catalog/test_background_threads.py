@@ -61,6 +61,38 @@ def test_the_worker_goes_on_when_it_could_not_note_a_failure(
     assert queries.get(query.id, "r", "t").error_code == "NotFound"
 
 
+def test_a_query_whose_store_hangs_delays_no_other(
+    catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_access, "IDLE_S", 0.05)
+    settings = ServerSettings(state_dir=tmp_path)
+    queries, answered = AsyncQueries(catalog), threading.Event()
+    views = TableViews(catalog, Versions(catalog, settings, Stores(settings)))
+    look = views.table
+
+    def look_slowly(reader: Reader, *names: str) -> Any:
+        if names[-1] == "slow":
+            assert answered.wait(PATIENCE_S)
+        return look(reader, *names)
+
+    monkeypatch.setattr(views, "table", look_slowly)
+    slow = Submission(Reader("r", "bob"), ("no", "such", "slow"), {}).as_json()
+    submitted = [
+        queries.submit("r", "t", kind="query", request=request, idempotency_key=str(number)).id
+        for number, request in enumerate([slow, slow, slow, ASKED, ASKED])
+    ]
+    worker = AsyncWorker(queries, views)
+    worker.start()
+
+    def states() -> list[str]:
+        return [queries.get(query, "r", "t").state for query in submitted]
+
+    wait_until(lambda: states() == ["running"] * 3 + ["failed"] * 2)
+    answered.set()
+    wait_until(lambda: states() == ["failed"] * 5)
+    worker.stop()
+
+
 def test_the_audit_log_goes_on_when_the_database_is_back(
     catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

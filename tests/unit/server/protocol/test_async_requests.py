@@ -181,7 +181,7 @@ def test_a_query_whose_store_does_not_answer_is_tried_again(
     store = Unready(failures)
     monkeypatch.setattr(table_access, "prepare_response", store.prepare)
     provider = a_provider_of_flights(tmp_path)
-    queries = AsyncQueries(provider.catalog, dead_after_s=0)
+    queries = AsyncQueries(provider.catalog, dead_after_s=0.2)
     ended = worked_on(provider, queries)
     assert (ended.state, ended.error_code, store.attempts) == (state, name, attempts)
 
