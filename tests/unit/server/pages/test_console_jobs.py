@@ -100,7 +100,9 @@ def test_a_job_that_takes_too_long_is_ended_even_if_it_ignores_that(
 
 
 def test_a_job_of_a_killed_server_runs_until_its_end_and_is_then_interrupted(tmp_path: Path) -> None:
-    code = "import sys; print('begun', flush=True); sys.stdin.read(); import time; time.sleep(0.5)"
+    # One write: the server may be killed between that of a text and that of its end.
+    begun = "sys.stdout.write('begun\\n'); sys.stdout.flush()"
+    code = f"import sys; {begun}; sys.stdin.read(); import time; time.sleep(0.5)"
     killed = subprocess.run(
         [sys.executable, "-c", SERVER, str(tmp_path / "jobs"), code],
         capture_output=True,
