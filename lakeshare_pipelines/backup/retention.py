@@ -9,7 +9,7 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -44,6 +44,7 @@ from lakeshare_pipelines.backup.verify.objects import (
     normalize_location,
 )
 from lakeshare_pipelines.errors import BackupError, DamagedRecord, ObjectMissing
+from lakeshare_server.catalog.database import heartbeat
 from lakeshare_server.storage.s3 import S3Refused, S3Unreachable
 from lakeshare_server.tables.iceberg.manifests import parse_manifest_list
 
@@ -281,17 +282,19 @@ def hold_point(
     as_made: bool = False,
     unwritable: Callable[[str], None] | None = None,
 ) -> Iterator[None]:
-    """Hold a lease of a point during a `with` block; `reader` is the name of the holder.
+    """Hold a lease of a point during a `with` block, renewed while it lasts; `reader` is the name of the holder.
 
     With `as_made`, later damage does not matter. `unwritable` receives a warning if the target cannot be written.
     Raises BackupError if the point is being swept, or does not exist.
     """
     key = f"{points.folder(day)}leases/{uuid4().hex}.json"
-    until = dt.datetime.now(dt.UTC) + LEASE
-    lease = json.dumps({"reader": reader, "until": until.isoformat()}).encode()
+
+    def write_lease() -> bool:
+        until = dt.datetime.now(dt.UTC) + LEASE
+        return points.store.put(key, json.dumps({"reader": reader, "until": until.isoformat()}).encode())
+
     try:
-        points.store.put(key, lease)
-        is_held = True
+        is_held = write_lease()
     except BackupError as error:
         if unwritable is None:
             raise
@@ -304,7 +307,8 @@ def hold_point(
             fix = "Use a newer point: `lakeshare backup list` shows them."
             raise BackupError(f"backup {points.backup.name}, point {day}", "retention is removing it", fix)
         points.get(day, as_made=as_made)
-        yield
+        with heartbeat(f"lease-{day}", LEASE.total_seconds() / 4, write_lease) if is_held else nullcontext():
+            yield
     finally:
         if is_held:
             points.store.delete(key)

@@ -642,7 +642,8 @@ def _measure(sample: Sample, head: _Head) -> "list[SparkColumn]":
         found.append(F.bit_or(F.expr(f"shiftleft(1, class_{place})")).alias(f"mask_{place}"))
     is_day = any(head.classes[kind] for kind in ("date", "timestamp")) or head.type in ("date", "timestamp")
     # Numbers may follow where the first rows are empty, and decimals where they are whole.
-    is_number = (head.type is None and not is_day) or _is_numeric(head.type)
+    kind = head.type or ("" if is_day else "decimal")
+    is_number = kind in ("float", "double") or "int" in kind or kind.startswith("decimal")
     if is_number and head.type is None:
         fraction = F.when(value.contains("."), F.length(F.substring_index(value, ".", -1)))
         found.append(F.max(fraction).alias(f"scale_{place}"))
@@ -657,10 +658,6 @@ def _measure(sample: Sample, head: _Head) -> "list[SparkColumn]":
 
 def _has_few_values(head: _Head) -> bool:
     return head.is_free_text and 0 < len(head.values) <= MAX_VALUES
-
-
-def _is_numeric(kind: str | None) -> bool:
-    return kind is not None and (kind in ("float", "double") or "int" in kind or kind.startswith("decimal"))
 
 
 def _make_profile(head: _Head, measured: Mapping[str, Any]) -> ColumnProfile:

@@ -28,7 +28,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
 
 from lakeshare_server.catalog.models import StateRow
-from lakeshare_server.errors import BadRequest, CatalogConflict, Unavailable
+from lakeshare_server.errors import BadRequest, CatalogConflict, LakeshareError, Unavailable
 from lakeshare_server.metrics import PROCESS
 from lakeshare_server.settings import make_private
 
@@ -528,7 +528,7 @@ def copy_database_file(url: URL, revision: str) -> Path | None:
 
 @contextmanager
 def heartbeat(name: str, every_s: float, beat: Callable[[], bool]) -> Iterator[None]:
-    """Calls `beat` in a thread during the block, until it returns False; logs errors of the database."""
+    """Calls `beat` in a thread during the block, until it returns False; logs errors of the database or the store."""
     stop = threading.Event()
 
     def keep_beating() -> None:
@@ -536,7 +536,7 @@ def heartbeat(name: str, every_s: float, beat: Callable[[], bool]) -> Iterator[N
             try:
                 if not beat():
                     return
-            except (SQLAlchemyError, Unavailable) as error:
+            except (SQLAlchemyError, LakeshareError) as error:
                 _log.warning("%s: a heartbeat failed: %s", name, error)
 
     thread = threading.Thread(target=keep_beating, name=name, daemon=True)

@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
-from lakeshare_pipelines.backup.retention import SweepResult, hold_point, sweep_points
+from lakeshare_pipelines.backup import retention
+from lakeshare_pipelines.backup.retention import SweepResult, hold_point, list_readers, sweep_points
 from lakeshare_pipelines.backup.stores import FolderStore, open_store
 from lakeshare_pipelines.errors import BackupError
 from tests.builders.backup_plans import Planner, a_planner, an_object
 from tests.builders.kept_folder import KeptFolder
+from tests.builders.waiting import wait_until
 
 DAYS_ONLY = {"daily": 2, "weekly": 0, "monthly": 0, "yearly": 0}
 DAYS = [f"2026-11-{day:02}" for day in range(1, 6)]
@@ -94,6 +96,14 @@ def test_a_point_that_somebody_reads_stays_until_they_are_done(planner: Planner)
         assert {"objects/k0", "objects/k1"} <= copies(planner)
     assert swept(planner).days == (ONE,)
     assert "objects/k1" not in copies(planner)
+
+
+def test_a_lease_is_renewed_while_its_reader_reads(planner: Planner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "LEASE", dt.timedelta(seconds=0.2))
+    points, began = planner.points, dt.datetime.now(dt.UTC)
+    with hold_point(points, ONE, "restore of t"):
+        wait_until(lambda: list_readers(points, ONE, began + dt.timedelta(seconds=1)) == ["restore of t"])
+    assert list_readers(points, ONE, began) == []
 
 
 def test_a_lease_that_ended_holds_nothing(planner: Planner) -> None:
