@@ -18,8 +18,8 @@ LakeshareError (lakeshare_server.errors)
     ├── NessieError        status, code, message
     ├── IcebergCatalogError  catalog, reason, fix
     ├── SparkError         reason, fix
+    │   └── JavaError      reason, fix
     ├── WarehouseError     location, reason, fix
-    ├── JavaError          reason, fix
     ├── DownloadError      coordinate, reason, fix
     ├── UnknownSelection   selection, reason
     ├── BackupError        subject, reason, fix
@@ -177,12 +177,8 @@ class WarehouseError(SubjectError):
     """The store of the tables refused a request, did not respond, or lacks what publication needs."""
 
 
-class JavaError(PipelineError):
+class JavaError(SparkError):
     """No usable Java was found."""
-
-    def __init__(self, reason: str, fix: str) -> None:
-        super().__init__(f"{reason}. {fix}")
-        self.reason, self.fix = reason, fix
 
 
 class DownloadError(SubjectError):

@@ -305,9 +305,6 @@ class ServerSettings(StateSettings):
         """The URL of the protocol's root for recipients."""
         return self._root() + self.endpoint.rstrip("/")
 
-    def token_url(self) -> str:
-        return self.base_url() + TOKEN_PATH
-
     def iceberg_url(self) -> str:
         """The URL of the Iceberg REST catalog, without `/v1`."""
         return self._root() + ICEBERG_PATH

@@ -28,7 +28,7 @@ from lakeshare_server.catalog.states import FederationPolicy, IssuedSecret, Reci
 from lakeshare_server.errors import BadRequest, Denied, Unauthenticated, Unavailable, shorten_value
 from lakeshare_server.outbound import Services
 from lakeshare_server.protocol.tokens import TokenSealer
-from lakeshare_server.settings import ServerSettings
+from lakeshare_server.settings import TOKEN_PATH, ServerSettings
 
 PURPOSE = "access token"
 PREFIX = "lsa."  # no bearer token and no JWT begins like this
@@ -391,7 +391,7 @@ def make_profile(
             "shareCredentialsVersion": 2,
             "type": "oauth_client_credentials",
             "endpoint": settings.base_url(),
-            "tokenEndpoint": settings.token_url(),
+            "tokenEndpoint": settings.base_url() + TOKEN_PATH,
             "clientId": recipient.id,
             "clientSecret": issued.secret,
             "icebergEndpoint": settings.iceberg_url(),

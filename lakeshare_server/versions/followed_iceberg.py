@@ -9,6 +9,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
@@ -24,6 +25,7 @@ from lakeshare_server.catalog import (
 from lakeshare_server.errors import (
     BadRequest,
     LakeshareError,
+    StoreDenied,
     StoreError,
     TableFilesMissing,
     Unavailable,
@@ -31,7 +33,7 @@ from lakeshare_server.errors import (
 )
 from lakeshare_server.outbound import SharedRefresh
 from lakeshare_server.settings import StateSettings
-from lakeshare_server.storage import Stores
+from lakeshare_server.storage import Stores, parse_location
 from lakeshare_server.tables import read_delta, read_iceberg
 from lakeshare_server.tables.iceberg.metadata import (
     FORMAT_VERSIONS,
@@ -647,9 +649,8 @@ class FollowedSnapshots(LedgerVersions):
             raise
 
     def _read(self, metadata_location: str, snapshot_id: int) -> TableSnapshot:
-        # Not in the shared root: followed tables may be in other stores.
-        vectors = self._sources.settings.vectors_dir
-        snapshot = read_iceberg(metadata_location, snapshot_id, vectors, self._stores)
+        pins, settings = (metadata_location, snapshot_id), self._sources.settings
+        snapshot = _read_snapshot(self._identity, pins, settings, self._stores)
         if snapshot.head.table_id != self._identity.table_id:
             raise Unserveable(f"{metadata_location} is of another table now.", "Restore the table.")
         return snapshot
@@ -661,6 +662,18 @@ class FollowedSnapshots(LedgerVersions):
         except LakeshareError as error:
             _log.warning("followed table %s at %s: %s", self._table, self._followed.location, error)
             raise hide_locations(error, (self._followed.location, self._identity.location)) from error
+
+
+def _read_snapshot(
+    table: IcebergIdentity, pins: tuple[str, int], settings: StateSettings, stores: Stores
+) -> TableSnapshot:
+    """The table at a snapshot. Its large deletion vectors are kept for all hosts, or by this one if it cannot write."""
+    shared = settings.vectors_location
+    # From another store than the table's nothing is handed out.
+    if isinstance(shared, str) and parse_location(shared).root == parse_location(table.location).root:
+        with suppress(StoreDenied):
+            return read_iceberg(*pins, shared, stores)
+    return read_iceberg(*pins, settings.vectors_dir, stores)
 
 
 def read_unfollowed(location: str, stores: Stores, settings: StateSettings) -> IcebergIdentity | None:
@@ -685,7 +698,7 @@ def read_unfollowed(location: str, stores: Stores, settings: StateSettings) -> I
     identity = make_identity(history, stores, source.root)
     state = history.current
     try:
-        read_iceberg(state.metadata_location, state.snapshot_id, settings.vectors_dir, stores)
+        _read_snapshot(identity, (state.metadata_location, state.snapshot_id), settings, stores)
     except Unserveable as error:
         if not is_read_by_iceberg_clients(error):
             raise

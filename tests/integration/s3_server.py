@@ -44,6 +44,7 @@ class S3Server:
     admin: S3User = S3User("AKADMIN", "secret-of-admin")
     keeper: S3User = S3User("AKKEEPER", "secret-of-keeper")
     lister: S3User = S3User("AKLISTER", "secret-of-lister")
+    reader: S3User = S3User("AKREADER", "secret-of-reader")
     stranger: S3User = S3User("AKSTRANGER", "secret-of-stranger")
     role_arn: str = "arn:aws:iam::000000000000:role/reader"
 
@@ -107,12 +108,14 @@ def _command(folder: Path, server: S3Server, ports: dict[str, int], keys_s: int)
         "admin": ["Admin", "Read", "Write", "List", "Tagging"],
         "keeper": ["Read", "Write", "List", "Tagging"],
         "lister": ["List"],
+        "reader": ["Read", "List"],
         "stranger": ["Read:elsewhere"],
     }
     users = {
         "admin": server.admin,
         "keeper": server.keeper,
         "lister": server.lister,
+        "reader": server.reader,
         "stranger": server.stranger,
     }
     identities = [

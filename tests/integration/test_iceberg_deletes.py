@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import delta_sharing
 import httpx
@@ -32,6 +33,7 @@ from tests.builders.protocol_lines import FileLine
 from tests.builders.protocol_reader import ProtocolReader
 from tests.builders.sharing import a_provider, a_server
 from tests.builders.spark_iceberg import SparkIceberg
+from tests.integration.s3_server import REGION, S3Server
 
 WITH_VECTORS = ["v3_many_generations", "v3_partitioned_anew", "v2_upgraded"]
 LARGE = ["v2_large", "v3_large"]
@@ -158,6 +160,38 @@ def test_what_was_lost_of_the_state_folder_is_made_again(made: Made, tmp_path: P
         reader = ProtocolReader(client, "flights.lake.flights", "delta", data)
         [line] = reader.snapshot().files
         assert np.array_equal(ids_left(reader, line), made.large_ids["v2_large"].to_numpy())
+
+
+def test_hosts_share_the_large_vectors_of_a_followed_table_and_one_that_may_only_read_keeps_its_own(
+    s3_lake: Lake, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ref, nessie = f"large-{uuid4().hex}", s3_lake.nessie()
+    nessie.create_branch(ref, nessie.reference("main").hash)
+    iceberg = SparkIceberg(s3_lake.spark, s3_lake.catalog(ref))
+    s3_lake.spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {iceberg.name}.lake")
+    iceberg.run("large", a_large_one(3))
+    shared = {"s3_endpoint": s3.endpoint, "s3_region": REGION, "warehouse": s3_lake.settings.warehouse}
+    hosts = [
+        a_provider(tmp_path / name, database_url=f"sqlite:///{tmp_path}/catalog.db", **shared)
+        for name in ("reader", "first", "second")
+    ]
+    lines, ids = [], []
+    for provider, user in zip(hosts, (s3.reader, s3.admin, s3.admin), strict=True):
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", user.access_key)
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", user.secret_key)
+        if provider is hosts[0]:
+            provider.follow_iceberg("lake.flights", iceberg.location("large"))
+            provider.share("lake.flights")
+            token = provider.recipient()
+        with a_server(provider) as running, running.client(token) as client, httpx.Client(timeout=30) as data:
+            reader = ProtocolReader(client, "flights.lake.flights", "delta", data)
+            [line] = reader.snapshot().files
+            lines.append(line)
+            ids.append(ids_left(reader, line))
+    assert [line.vector["pathOrInlineDv"].startswith(s3.endpoint) for line in lines] == [False, True, True]
+    expected = iceberg.spark.table(iceberg.table("large")).sort("id").toArrow().column("id").to_numpy()
+    assert [np.array_equal(found, expected) for found in ids] == [True, True, True]
+    assert [len(list(host.settings.vectors_dir.glob("*"))) for host in hosts] == [1, 0, 0]
 
 
 def ids_left(reader: ProtocolReader, file: FileLine) -> np.ndarray:

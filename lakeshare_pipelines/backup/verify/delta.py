@@ -141,7 +141,8 @@ def _make_chain(log: LogListing, base: Checkpoint | None, at: int) -> Chain:
         if at + 1 in log.commits:
             steps.append(Step(at + 1, at + 1, format_commit_name(at + 1)))
         elif at + 1 in wider:
-            steps.append(Step(at + 1, wider[at + 1], format_compaction_name(at + 1, wider[at + 1])))
+            first, last = at + 1, wider[at + 1]
+            steps.append(Step(first, last, f"{first:020}.{last:020}.compacted.json"))
         else:
             return Chain(base, tuple(steps))
         at = steps[-1].last
@@ -155,10 +156,6 @@ def list_newest_checkpoints(log: LogListing, version: int) -> list[Checkpoint]:
 
 def format_commit_name(version: int) -> str:
     return f"{version:020}.json"
-
-
-def format_compaction_name(first: int, last: int) -> str:
-    return f"{first:020}.{last:020}.compacted.json"
 
 
 def parse_version(name: str) -> int | None:
