@@ -98,18 +98,13 @@ class Jobs:
                 "set_name": set_name,
                 "principal": principal,
             }
-            _write_json(
-                folder / JOB,
-                {
-                    **fields,
-                    "command": command.text,
-                    "started_at": now.isoformat(),
-                    "server": asdict(ProcessIdentity.current()),
-                },
-            )
+            server = asdict(ProcessIdentity.current())
+            begun = {"command": command.text, "started_at": now.isoformat(), "server": server}
+            _write_json(folder / JOB, fields | begun)
             job_lock = stack.enter_context(_open_locked(folder / LOCK))
             with self._turn:
                 if self._is_closed:
+                    shutil.rmtree(folder)
                     raise Unavailable("the server is stopping", "Start the job again when it has started.")
                 process = _start_process(command, (set_lock, job_lock), folder)
                 running = _Running(

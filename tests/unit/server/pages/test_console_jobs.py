@@ -136,6 +136,13 @@ def test_old_jobs_are_removed_and_one_that_another_worker_removes_hinders_no_lis
     assert not (tmp_path / "jobs" / old).exists()
 
 
+def test_a_job_that_is_refused_because_the_server_stops_leaves_no_job(jobs: Jobs) -> None:
+    jobs.close()
+    with pytest.raises(Unavailable, match="the server is stopping"):
+        start(jobs, "print('done')")
+    assert jobs.list_newest(9) == []
+
+
 def test_a_command_that_cannot_start_leaves_no_job(jobs: Jobs, tmp_path: Path) -> None:
     command = Command("none", [str(tmp_path / "none")], {})
     with pytest.raises(Unavailable, match="the job cannot start: No such file or directory"):
