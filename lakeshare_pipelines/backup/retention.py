@@ -346,12 +346,12 @@ def find_points_in_use(points: Points, finished: Sequence[Point]) -> dict[str, s
 
 
 @contextmanager
-def block_claims(points: Points) -> Iterator[Callable[[], None]]:
-    """Block new claims during a `with` block; the caller must call the yielded function regularly to renew that."""
+def block_claims(points: Points) -> Iterator[None]:
+    """Block new claims during a `with` block."""
 
-    def renew() -> None:
+    def renew() -> bool:
         until = dt.datetime.now(dt.UTC) + SWEEP
-        points.store.put(points.sweep_key, json.dumps({"until": until.isoformat()}).encode())
+        return points.store.put(points.sweep_key, json.dumps({"until": until.isoformat()}).encode())
 
     until = points.swept_until()
     if until is not None and until > dt.datetime.now(dt.UTC):
@@ -359,7 +359,8 @@ def block_claims(points: Points) -> Iterator[Callable[[], None]]:
         raise BackupError(f"backup {points.backup.name}", "another sweep is running", fix)
     renew()
     try:
-        yield renew
+        with heartbeat("sweep", SWEEP.total_seconds() / 4, renew):
+            yield
     finally:
         points.store.delete(points.sweep_key)
 
@@ -391,7 +392,7 @@ def sweep_points(
     """
     if dry_run:
         return _summarise(*_plan_sweep(backup, points, now))
-    with block_claims(points) as renew:
+    with block_claims(points):
         going, spared = _plan_sweep(backup, points, now)
         making = points.unfinished()
         has_no_versions = any(copies["stored_version_id"].null_count for _, copies in going)
@@ -412,7 +413,7 @@ def sweep_points(
                 )
         for point, copies in going:
             store = open_store(backup.target_of(point.day))
-            _remove_point(points, point, store, copies, renew, report_message)
+            _remove_point(points, point, store, copies, report_message)
     return _summarise(going, (*spared, *in_use))
 
 
@@ -516,18 +517,12 @@ def _find_unfinished_sweeps(points: Points, unknown: list[str]) -> list[Point]:
 
 
 def _remove_point(
-    points: Points,
-    point: Point,
-    store: BackupStore,
-    copies: pa.Table,
-    renew: Callable[[], None],
-    report_message: ReportMessage,
+    points: Points, point: Point, store: BackupStore, copies: pa.Table, report_message: ReportMessage
 ) -> None:
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for start in range(0, copies.num_rows, PORTION):
             rows = copies.slice(start, PORTION).to_pylist()
             list(pool.map(lambda row: store.delete(row["stored_key"], row["stored_version_id"]), rows))
-            renew()
             report_message(f"{point.day}: removed {start + len(rows):,} of {copies.num_rows:,} copies")
     folder = points.folder(point.day)
     last = f"{folder}{SWEPT}"

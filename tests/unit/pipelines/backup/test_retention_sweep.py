@@ -106,6 +106,18 @@ def test_a_lease_is_renewed_while_its_reader_reads(planner: Planner, monkeypatch
     assert list_readers(points, ONE, began) == []
 
 
+def test_no_day_is_claimed_while_a_sweep_plans_for_longer_than_its_mark_lasts(
+    planner: Planner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "SWEEP", dt.timedelta(seconds=0.2))
+    points = planner.points
+    with retention.block_claims(points):
+        first = points.swept_until()
+        assert first is not None
+        wait_until(lambda: (points.swept_until() or first) > first + dt.timedelta(seconds=0.2))
+    assert points.swept_until() is None
+
+
 def test_a_lease_that_ended_holds_nothing(planner: Planner) -> None:
     leave_lease(planner, ONE, dt.datetime.now(dt.UTC) - dt.timedelta(days=30))
     assert swept(planner).days == (ONE, TWO)
