@@ -250,10 +250,9 @@ def vector_columns(
     if not vectors:
         return {}
     most = min(INLINE_BYTES, ALL_INLINE_BYTES // len(vectors))
-    if isinstance(folder, Path) and any(len(vector.content) > most for vector in vectors.values()):
-        make_private(folder)
-        remove_abandoned(folder)
-    places = {row: _place_vector(vector, most, folder, stores) for row, vector in vectors.items()}
+    large = {row: vector.content for row, vector in vectors.items() if len(vector.content) > most}
+    paths = dict(zip(large, _store_vectors(list(large.values()), folder, stores), strict=True))
+    places = {row: _place_vector(vector, paths.get(row)) for row, vector in vectors.items()}
 
     def column(name: str, kind: pa.DataType) -> pa.Array:
         return pa.array([places[row][name] if row in places else None for row in range(files)], kind)
@@ -271,20 +270,28 @@ class VectorTooLarge(Exception):
     """A vector needs a file of its own, and there is no folder."""
 
 
-def _place_vector(
-    vector: Vector, most: int, folder: Path | str | None, stores: Stores | None
-) -> dict[str, str | int | None]:
+def _place_vector(vector: Vector, path: str | None) -> dict[str, str | int | None]:
     size = len(vector.content)
-    if size <= most:
+    if path is None:
         text = encode_z85(vector.content)
         # Recipients get an id for files of vectors only.
         inline = {"dv_storage": "i", "dv_path": None, "dv_inline": text, "dv_id": None}
         return {**inline, "dv_offset": None, "dv_size": size}
-    if folder is None:
-        raise VectorTooLarge(f"{size} bytes")
-    path, offset = _store_vector(vector.content, folder, stores), len(FILE_VERSION)
+    offset = len(FILE_VERSION)
     stored = {"dv_storage": "p", "dv_path": path, "dv_inline": None, "dv_id": f"p{path}@{offset}"}
     return {**stored, "dv_offset": offset, "dv_size": size}
+
+
+def _store_vectors(contents: Sequence[bytes], folder: Path | str | None, stores: Stores | None) -> list[str]:
+    if not contents:
+        return []
+    if folder is None:
+        raise VectorTooLarge(f"{len(contents[0])} bytes")
+    if isinstance(folder, Path):
+        make_private(folder)
+        remove_abandoned(folder)
+    with ThreadPoolExecutor(READERS) as pool:
+        return list(pool.map(lambda content: _store_vector(content, folder, stores), contents))
 
 
 def _store_vector(content: bytes, folder: Path | str, stores: Stores | None) -> str:
