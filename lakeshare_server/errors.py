@@ -192,9 +192,6 @@ class StoreError(LakeshareError):
         super().__init__(what)
         self.location = location
 
-    def for_recipient(self) -> str:
-        return without_places(str(self), [self.location])
-
 
 class StoreMissing(StoreError):
     """The object does not exist."""

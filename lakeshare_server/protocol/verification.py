@@ -4,7 +4,7 @@ Nothing is trusted but the given public keys. All methods raise EvidenceRefused 
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -121,7 +121,7 @@ def read_evidence(
 
     A server that leaves out files could call a recipient restricted, so a part is refused by default.
     """
-    parsed = _parse_lines(lines)
+    parsed = (parse_line(line) for line in lines if line.strip())
     first = _require_kind(next(parsed, {}), "evidence")
     statement = read_statement(first.get("envelope"), trusted)
     details = _open_details(statement, first.get("details"))
@@ -267,10 +267,6 @@ def parse_line(line: bytes) -> dict[str, Any]:
         if isinstance(content, dict):
             return content
     raise EvidenceRefused(f"A line is no JSON object: {shorten_value(line.decode('utf-8', 'replace'))}")
-
-
-def _parse_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    return (parse_line(line) for line in lines if line.strip())
 
 
 def _require_kind(line: Mapping[str, Any], kind: str) -> Mapping[str, Any]:

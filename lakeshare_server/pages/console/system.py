@@ -13,7 +13,7 @@ from fastapi import APIRouter, Response
 from fastapi.concurrency import run_in_threadpool
 from pydantic import SecretStr
 
-from lakeshare_server.catalog import FollowedTable, overviews
+from lakeshare_server.catalog import overviews
 from lakeshare_server.catalog.database import HEAD
 from lakeshare_server.catalog.overviews import FollowedOverview
 from lakeshare_server.errors import LakeshareError
@@ -153,7 +153,9 @@ def _render(
         unread=unread,
         cache_bytes=app_state.settings.index_cache_bytes,
         backlog=app_state.audit.backlog,
-        followed=[FollowedState(each, _find_freshness(request, each.table)) for each in followed.items],
+        followed=[
+            FollowedState(each, app_state.versions.find_freshness(each.table)) for each in followed.items
+        ],
         next_followed=followed.next,
         changed_settings=list(list_changed_settings(app_state.settings)),
         jobs=ConsoleWork.of(request.http_request).jobs.list_newest(SHOWN_JOBS),
@@ -161,10 +163,6 @@ def _render(
         pid=os.getpid(),
         process_uptime_s=time.monotonic() - request.http_request.app.state.started_at,
     )
-
-
-def _find_freshness(request: ConsoleRequest, table: FollowedTable) -> Freshness:
-    return request.app_state.versions.find_freshness(table)
 
 
 def list_changed_settings(settings: ServerSettings) -> Iterator[ChangedSetting]:
