@@ -412,7 +412,7 @@ def create_link(
     link_life: timedelta = DEFAULT_LINK_LIFE,
     token_expires_at: datetime | None = None,
 ) -> tuple[LinkState, str]:
-    """Creates an activation link and returns it with its code; unused links of the recipient end."""
+    """Creates a link that ends no later than its token, and returns it with its code; unused links end."""
     row = find_recipient_row(edit.session, name)
     _require_usable_token(edit, row, "token_expires_at", token_expires_at)
     if not timedelta(0) < link_life <= MAX_LINK_LIFE:
@@ -429,7 +429,6 @@ def create_link(
         token_expires_at=token_expires_at,
         created_at=edit.at,
         created_by=edit.by,
-        # A link for a token that has ended would be of no use.
         expires_at=min(filter(None, (edit.at + link_life, token_expires_at))),
     )
     edit.add(link)

@@ -19,7 +19,7 @@ from obstore import exceptions
 from obstore.store import AzureStore
 from pydantic import SecretStr
 
-from lakeshare_server.errors import StoreMissing, Unavailable, Unserveable
+from lakeshare_server.errors import ODD_ANSWER, StoreMissing, Unavailable, Unserveable
 from lakeshare_server.locations import ParsedLocation, azure_host
 from lakeshare_server.outbound import Services
 from lakeshare_server.settings import StoreSettings
@@ -177,7 +177,7 @@ class AzureAccess:
             issued = self.services.of(IDENTITY).call(
                 lambda: identity.get_token(SCOPE), (ServiceRequestError, ServiceResponseError)
             )
-        except (AzureError, *remote.ODD_ANSWER) as error:
+        except (AzureError, *ODD_ANSWER) as error:
             raise credentials_error(error) from None
         return {"token": issued.token, "expires_at": datetime.fromtimestamp(issued.expires_on, UTC)}
 
@@ -241,7 +241,7 @@ class AzureAccess:
             return to_delegation_key(issued)
         except ClientAuthenticationError as error:
             raise credentials_error(error) from None
-        except (AzureError, *remote.ODD_ANSWER) as error:
+        except (AzureError, *ODD_ANSWER) as error:
             status = getattr(error, "status_code", None)
             why = f"status {status}" if status else type(error).__name__
             fix = f"Try again later, or check that {self.endpoint(place)} is the account's blob service, with TLS."
@@ -288,7 +288,7 @@ class AzureAccess:
             reported = self.call_blob_service(
                 place, credential, lambda service: service.get_account_information().get("is_hns_enabled")
             )
-        except (AzureError, Unavailable, *remote.ODD_ANSWER):
+        except (AzureError, Unavailable, *ODD_ANSWER):
             return None
         return str(reported).lower() != "false"
 

@@ -15,7 +15,7 @@ from urllib.parse import quote
 import httpx
 from obstore.store import GCSStore
 
-from lakeshare_server.errors import Unavailable, Unserveable
+from lakeshare_server.errors import ODD_ANSWER, Unavailable, Unserveable
 from lakeshare_server.locations import ParsedLocation
 from lakeshare_server.outbound import Services
 from lakeshare_server.settings import StoreSettings
@@ -125,7 +125,7 @@ class GcsAccess:
 
         try:
             token, ends = self.refresh(credentials, only_if_needed=True)
-        except (GoogleAuthError, *remote.ODD_ANSWER) as error:
+        except (GoogleAuthError, *ODD_ANSWER) as error:
             raise credentials_error(error) from None
         return {"token": token, "expires_at": ends}
 
@@ -226,7 +226,7 @@ class GcsAccess:
         try:
             return list(self._pool.map(self.identity.sign, texts))
         # Impersonated credentials sign with a session of their own, whose errors are OSErrors.
-        except (GoogleAuthError, OSError, *remote.ODD_ANSWER) as error:
+        except (GoogleAuthError, OSError, *ODD_ANSWER) as error:
             fix = f"Try again later, or grant {self.identity.email} roles/iam.serviceAccountTokenCreator on itself."
             raise Unavailable(f"Google's IAM signs no URLs ({type(error).__name__})", fix) from None
 
@@ -250,7 +250,7 @@ class GcsAccess:
         narrowed = downscoped.Credentials(source, downscoped.CredentialAccessBoundary([rule]))
         try:
             token, ends = self.refresh(narrowed)
-        except (GoogleAuthError, *remote.ODD_ANSWER) as error:
+        except (GoogleAuthError, *ODD_ANSWER) as error:
             # Lasting is only a response by which the request itself is wrong (RFC 6749, section 5.2).
             if not re.match(r"\W*Error code (invalid|unauthorized)_", str(error)):
                 what = f"Google's token service issues no token ({type(error).__name__})"

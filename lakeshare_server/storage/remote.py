@@ -129,8 +129,6 @@ _BY_KIND = (
 )
 
 
-# What libraries of the vendors raise for a response of another form than theirs.
-ODD_ANSWER = (AttributeError, KeyError, TypeError, ValueError)
 REQUEST_BYTES = 16 * 1024 * 1024
 
 

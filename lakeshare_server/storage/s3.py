@@ -18,6 +18,7 @@ import httpx
 from obstore.store import S3Store
 
 from lakeshare_server.errors import (
+    ODD_ANSWER,
     Denied,
     LakeshareError,
     StoreDenied,
@@ -376,7 +377,7 @@ class S3Access:
             ends_ms = int(issued["Expiration"].timestamp() * 1000)
         except S3Refused as refusal:
             raise _translate_refusal(refusal) from None
-        except (S3Unreachable, *remote.ODD_ANSWER) as error:
+        except (S3Unreachable, *ODD_ANSWER) as error:
             what = f"STS does not answer ({getattr(error, 'kind', type(error).__name__)})"
             raise Unavailable(what, "Try again later, or set LAKESHARE_S3_STS_ENDPOINT.") from None
         return remote.TemporaryCredentials(
