@@ -129,8 +129,7 @@ REASONS: Mapping[str, str] = {
 @contextmanager
 def translate_errors() -> Iterator[None]:
     """Raises S3Refused and S3Unreachable for the errors of a boto3 client in the block."""
-    from botocore import exceptions
-    from botocore.parsers import ResponseParserError
+    from botocore import exceptions, parsers
 
     try:
         yield
@@ -139,7 +138,7 @@ def translate_errors() -> Iterator[None]:
         code, message = str(details.get("Code", "")), str(details.get("Message", ""))
         status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
         raise S3Refused(str(error), error.operation_name, code, message, status) from error
-    except (exceptions.BotoCoreError, ResponseParserError) as error:
+    except (exceptions.BotoCoreError, parsers.ResponseParserError) as error:
         cut_off = exceptions.ConnectionError, exceptions.HTTPClientError, exceptions.IncompleteReadError
         text, kind = str(error).rstrip("."), type(error).__name__
         raise S3Unreachable(text, kind, is_cut_off=isinstance(error, cut_off)) from error
