@@ -172,10 +172,9 @@ def _add_file(evidence: VerifiedEvidence, fields: Mapping[str, Any]) -> tuple[in
         raise EvidenceRefused("A line of the evidence has no entry of a file.") from error
     if len(salt) != SALT_BYTES or not 0 <= place < 1 << statement.depth:
         raise EvidenceRefused(f"The entry of file {file_id} has a wrong salt or place.")
-    if not evidence.is_complete:
-        is_within = len(proof) == statement.depth and find_root(leaf, place, proof).hex() == statement.root
-        if not is_within:
-            raise EvidenceRefused(f"File {file_id} is not in the list of files that was signed.")
+    is_within = len(proof) == statement.depth and find_root(leaf, place, proof).hex() == statement.root
+    if not (evidence.is_complete or is_within):
+        raise EvidenceRefused(f"File {file_id} is not in the list of files that was signed.")
     if file_id in evidence.files:
         raise EvidenceRefused(f"File {file_id} is twice in the evidence.")
     evidence.files[file_id] = file
