@@ -361,9 +361,7 @@ def _require_usable_token(edit: Edit, row: RecipientRow, field: str, ends_at: da
     require_not_revoked(row)
     if row.authentication == "OIDC_FEDERATION":
         raise BadRequest("recipient", row.name, "It gets in with tokens of its own issuer; give it a policy.")
-    _require_to_come(
-        edit, "expires_at", row.expires_at, f"The access of {row.name} ends then; extend it first."
-    )
+    _require_to_come(edit, "expires_at", row.expires_at, f"The access of {row.name} ends then: extend it.")
     _require_to_come(edit, field, ends_at)
 
 
