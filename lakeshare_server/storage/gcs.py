@@ -250,6 +250,8 @@ class GcsAccess:
         narrowed = downscoped.Credentials(source, downscoped.CredentialAccessBoundary([rule]))
         try:
             token, ends = self.refresh(narrowed)
+            if not token:
+                raise ValueError("a response without a token")
         except (GoogleAuthError, *ODD_ANSWER) as error:
             # Lasting is only a response by which the request itself is wrong (RFC 6749, section 5.2).
             if not re.match(r"\W*Error code (invalid|unauthorized)_", str(error)):

@@ -268,7 +268,7 @@ class S3Access:
                 found = self._shared_client(bucket).head_object(
                     Bucket=bucket.name, Key=place.key, ChecksumMode="ENABLED"
                 )
-        except (S3Refused, S3Unreachable) as error:
+        except (S3Refused, S3Unreachable, *ODD_ANSWER) as error:
             status = getattr(error, "status", None)
             if status in (403, 404):
                 raise (StoreMissing if status == 404 else StoreDenied)(place.location) from None

@@ -180,6 +180,27 @@ def test_folder_marks_are_no_objects_and_a_key_that_cannot_be_told_fails_the_lis
 
 
 @pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (said("403 Forbidden"), StoreDenied),
+        (said("404 Not Found"), StoreMissing),
+        (said("503 Slow Down"), Unavailable),
+        (b"", Unavailable),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: many\r\n\r\n", Unavailable),
+    ],
+    ids=["403", "404", "503", "cut off", "no length"],
+)
+def test_a_digest_that_is_not_told_is_an_error_of_the_store(
+    monkeypatch: pytest.MonkeyPatch, answer: bytes, error: type[LakeshareError]
+) -> None:
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    with answering_store(lambda _: answer, closes=True) as store:
+        stores = stores_at(store.endpoint)
+        with pytest.raises(error, match="s3://lake/t/x"):
+            stores.s3.stored_sha256(stores.place("s3://lake/t/x"))
+
+
+@pytest.mark.parametrize(
     "fault", [said("403 Forbidden"), said("503 Slow Down"), b""], ids=["403", "503", "cut off"]
 )
 @pytest.mark.parametrize("root", ["s3://lake", "gs://lake"])

@@ -247,8 +247,9 @@ def test_a_google_that_refuses_is_told_without_its_words(google: Callable[[str],
         said("503 Service Unavailable", "busy"),
         said("429 Too Many Requests", "{}"),
         said("200 OK", "<html>"),
+        said("200 OK", "{}"),
     ],
-    ids=["cut off", "503", "429", "another page"],
+    ids=["cut off", "503", "429", "another page", "no token"],
 )
 def test_a_google_that_gives_no_answer_is_no_lasting_refusal(
     google: Callable[[str], None], silence: bytes
