@@ -29,6 +29,8 @@ from datetime import datetime
 from pathlib import Path
 
 MAX_SHOWN_CHARS = 200
+# What parsers, and the libraries of vendors, raise for a response of another form than theirs.
+ODD_ANSWER = (AttributeError, KeyError, TypeError, ValueError)
 
 
 def shorten_value(value: object) -> str:
@@ -191,9 +193,6 @@ class StoreError(LakeshareError):
     def __init__(self, location: str, what: str) -> None:
         super().__init__(what)
         self.location = location
-
-    def for_recipient(self) -> str:
-        return without_places(str(self), [self.location])
 
 
 class StoreMissing(StoreError):

@@ -59,7 +59,8 @@ class NessieApi:
         token: dict[str, str] = {}
         while True:
             page = self.get(path, {**parameters, "max-records": PAGE_SIZE, **token})
-            if not isinstance(page.get(items), list):
+            is_endless = page.get("hasMore") and page.get("token") in (None, token.get("page-token"))
+            if is_endless or not isinstance(page.get(items), list):
                 raise self._no_nessie()
             yield from page[items]
             if not page.get("hasMore"):

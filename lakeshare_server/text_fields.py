@@ -89,8 +89,6 @@ def add_text_fields(owner: TextOwner) -> Callable[[type[Model]], type[Model]]:
 
     def decorate(model: type[Model]) -> type[Model]:
         missing = [text for text in TEXT_FIELDS[owner] if text.name not in model.model_fields]
-        if not missing:
-            return model
         fields = {text.name: (str | None, Field(None, description=text.description)) for text in missing}
         derived: type[Model] = create_model(  # type: ignore[call-overload]  # its overloads take no mapping of fields
             model.__name__, __base__=model, __doc__=model.__doc__, __module__=model.__module__, **fields

@@ -254,7 +254,7 @@ class TableView:
             hint = (
                 f"The provided timestamp ({at.text}) is before the earliest available version of the table "
                 f"({format_iso(oldest.timestamp_ms)}, version {oldest.number}). You can only query table data since "
-                f"version {oldest.number}. Please use a timestamp greater than it."
+                f"version {self._since(oldest)}. Please use a timestamp greater than it."
             )
             raise BadRequest(field, at.text, hint)
         return version
@@ -266,6 +266,10 @@ class TableView:
             return self.versions.oldest()
         # Version numbers have gaps; times increase with the numbers.
         return self.versions.at_or_after(before.timestamp_ms + 1) or self.latest()
+
+    def _since(self, oldest: Version) -> int:
+        # The start version is above the latest one until that is published.
+        return max(oldest.number, self.entry.start_version or 0)
 
     def _require_first(self, field: str, number: int, latest: Version) -> None:
         if number > latest.number:
@@ -285,7 +289,7 @@ class TableView:
                 field,
                 number,
                 f"{self.entry.path} has no such version. You can only query table data since version "
-                f"{oldest.number}; its latest is {latest.number}.",
+                f"{self._since(oldest)}; its latest is {latest.number}.",
             )
         return version
 

@@ -340,10 +340,7 @@ def revoke_token(edit: Edit, name: str, token_id: str) -> RecipientState:
 
 
 def _issue(edit: Edit, row: RecipientRow, expires_at: datetime | None) -> IssuedSecret:
-    require_not_revoked(row)
-    require_aware("expires_at", expires_at)
-    if row.authentication == "OIDC_FEDERATION":
-        raise BadRequest("recipient", row.name, "It gets in with tokens of its own issuer; give it a policy.")
+    _require_usable_token(edit, row, "expires_at", expires_at)
     secret = new_token()
     token = TokenRow(
         id=str(uuid.uuid4()),
@@ -357,6 +354,22 @@ def _issue(edit: Edit, row: RecipientRow, expires_at: datetime | None) -> Issued
     row.activated_at = row.activated_at or edit.at
     edit.add(token)
     return IssuedSecret(token_from_row(token), secret)
+
+
+def _require_usable_token(edit: Edit, row: RecipientRow, field: str, ends_at: datetime | None) -> None:
+    """Refuses with BadRequest a token that could not be used, now or at all."""
+    require_not_revoked(row)
+    if row.authentication == "OIDC_FEDERATION":
+        raise BadRequest("recipient", row.name, "It gets in with tokens of its own issuer; give it a policy.")
+    _require_to_come(edit, "expires_at", row.expires_at, f"The access of {row.name} ends then: extend it.")
+    _require_to_come(edit, field, ends_at)
+
+
+def _require_to_come(
+    edit: Edit, field: str, moment: datetime | None, hint: str = "Give a time that is still to come."
+) -> None:
+    if (end := require_aware(field, moment)) is not None and end <= edit.at:
+        raise BadRequest(field, end.isoformat(), hint)
 
 
 def _shorten(edit: Edit, row: RecipientRow, within: timedelta) -> None:
@@ -397,12 +410,9 @@ def create_link(
     link_life: timedelta = DEFAULT_LINK_LIFE,
     token_expires_at: datetime | None = None,
 ) -> tuple[LinkState, str]:
-    """Creates an activation link and returns it with its code; unused links of the recipient end."""
+    """Creates a link that ends no later than its token, and returns it with its code; unused links end."""
     row = find_recipient_row(edit.session, name)
-    require_not_revoked(row)
-    require_aware("token_expires_at", token_expires_at)
-    if row.authentication == "OIDC_FEDERATION":
-        raise BadRequest("recipient", row.name, "It gets in with tokens of its own issuer and needs no link.")
+    _require_usable_token(edit, row, "token_expires_at", token_expires_at)
     if not timedelta(0) < link_life <= MAX_LINK_LIFE:
         raise BadRequest("link_life", str(link_life), f"Give a time of up to {MAX_LINK_LIFE.days} days.")
     touch_row(edit, row)
@@ -417,7 +427,7 @@ def create_link(
         token_expires_at=token_expires_at,
         created_at=edit.at,
         created_by=edit.by,
-        expires_at=edit.at + link_life,
+        expires_at=min(filter(None, (edit.at + link_life, token_expires_at))),
     )
     edit.add(link)
     return edit.changed("invite", row.name, None, link_from_row(link, row.name)), code
@@ -586,9 +596,7 @@ def add_admin_key(
         hint = "Use 1 to 200 characters without space, slash or colon: the audit log names people by them."
         raise BadRequest("name", name, hint)
     require_choice(get_args(Role), "role", role)
-    require_aware("expires_at", expires_at)
-    if expires_at is not None and expires_at <= edit.at:
-        raise BadRequest("expires_at", expires_at.isoformat(), "Give a time that is still to come.")
+    _require_to_come(edit, "expires_at", expires_at)
     if _find_key_row(edit.session, name) is not None:
         hint = "Choose another name, like one with a date: the audit log has the old one for the old key."
         raise NameTaken(f"there is, or was, an administrator's key {name}", hint)

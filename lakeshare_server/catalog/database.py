@@ -243,7 +243,8 @@ class Catalog:
             hint = "The database cannot hold it; shorten or correct it."
             raise BadRequest("a value for the catalog", str(error.orig).splitlines()[0], hint) from error
         except DBAPIError as error:
-            if not error.connection_invalidated:
+            # SQLite's error for a damaged file is of no further class.
+            if not error.connection_invalidated and type(error) is not DatabaseError:
                 raise
             raise self._unavailable(error) from error
 

@@ -57,8 +57,6 @@ def add_texts(owner: TextOwner) -> Callable[[type[State]], type[State]]:
             for text in TEXT_FIELDS[owner]
             if text.name not in known
         ]
-        if not texts:
-            return state
         derived = make_dataclass(state.__name__, texts, bases=(state,), frozen=True, kw_only=True)
         derived.__module__, derived.__doc__ = state.__module__, state.__doc__
         return derived

@@ -419,8 +419,6 @@ def require_recorded(changes: Sequence[VersionChanges]) -> None:
     Raises:
         BadRequest: names the range and the version, in the words that clients' tests search for (protocol §1.8).
     """
-    if not changes:
-        return
     first, last = changes[0].version, changes[-1].version
     range_text = (
         f"Error getting change data for range [{first}, {last}] as change data was not recorded for version"

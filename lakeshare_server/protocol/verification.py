@@ -4,12 +4,12 @@ Nothing is trusted but the given public keys. All methods raise EvidenceRefused 
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from lakeshare_server.errors import EvidenceRefused, shorten_value
+from lakeshare_server.errors import ODD_ANSWER, EvidenceRefused, shorten_value
 from lakeshare_server.tables.envelope import STATEMENT_TYPE, PublicKey, canonical_json, open_envelope
 from lakeshare_server.tables.evidence import DIGESTS, IDS, PREDICATE_TYPE, TREE, describe_file, digest_text
 from lakeshare_server.tables.hash_tree import (
@@ -53,10 +53,9 @@ class Statement:
 
     def require_head(self, metadata: Mapping[str, Any], response_format: str) -> None:
         """Refuses a response whose metadata line is not of the table as it was published."""
-        inner = metadata.get("deltaMetadata") if response_format == "delta" else metadata
-        inner = inner if isinstance(inner, Mapping) else {}
+        inner = _fields(metadata.get("deltaMetadata")) if response_format == "delta" else metadata
         signed = self.predicate
-        mode = (inner.get("configuration") or {}).get(COLUMN_MAPPING, "none")
+        mode = _fields(inner.get("configuration")).get(COLUMN_MAPPING, "none")
         pairs: dict[str, tuple[object, object]] = {
             "table id": (signed["table"].get("id"), inner.get("id")),
             "schema": (signed["schema"].get(response_format), digest_text(str(inner.get("schemaString")))),
@@ -121,7 +120,7 @@ def read_evidence(
 
     A server that leaves out files could call a recipient restricted, so a part is refused by default.
     """
-    parsed = _parse_lines(lines)
+    parsed = (parse_line(line) for line in lines if line.strip())
     first = _require_kind(next(parsed, {}), "evidence")
     statement = read_statement(first.get("envelope"), trusted)
     details = _open_details(statement, first.get("details"))
@@ -152,7 +151,7 @@ def read_evidence(
 def _open_details(statement: Statement, opened: object) -> Mapping[str, Any] | None:
     if opened is None:
         return None
-    with suppress(ValueError, KeyError, TypeError):
+    with suppress(*ODD_ANSWER, RecursionError):
         salt, text = bytes.fromhex(opened["salt"]), opened["text"]  # type: ignore[index]
         if commit_text(salt, text) == statement.predicate["details"]:
             details = json.loads(text)
@@ -168,15 +167,14 @@ def _add_file(evidence: VerifiedEvidence, fields: Mapping[str, Any]) -> tuple[in
         entry, place, salt = fields["entry"], int(fields["place"]), bytes.fromhex(fields["salt"])
         leaf, content = hash_leaf(salt, entry.encode()), json.loads(entry)
         proof = [] if evidence.is_complete else [bytes.fromhex(each) for each in fields["proof"]]
-        file_id, file = content["id"], _read_entry(content)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        file_id, file = str(content["id"]), _read_entry(content)
+    except (*ODD_ANSWER, OverflowError, RecursionError) as error:
         raise EvidenceRefused("A line of the evidence has no entry of a file.") from error
     if len(salt) != SALT_BYTES or not 0 <= place < 1 << statement.depth:
         raise EvidenceRefused(f"The entry of file {file_id} has a wrong salt or place.")
-    if not evidence.is_complete:
-        is_within = len(proof) == statement.depth and find_root(leaf, place, proof).hex() == statement.root
-        if not is_within:
-            raise EvidenceRefused(f"File {file_id} is not in the list of files that was signed.")
+    is_within = len(proof) == statement.depth and find_root(leaf, place, proof).hex() == statement.root
+    if not (evidence.is_complete or is_within):
+        raise EvidenceRefused(f"File {file_id} is not in the list of files that was signed.")
     if file_id in evidence.files:
         raise EvidenceRefused(f"File {file_id} is twice in the evidence.")
     evidence.files[file_id] = file
@@ -238,7 +236,7 @@ class ResponseCheck:
         file_id = str(line.get("id"))
         fields = dict(line)
         if self.response_format == "delta":
-            fields = dict((line.get("deltaSingleAction") or {}).get("add") or {})
+            fields = dict(_fields(_fields(line.get("deltaSingleAction")).get("add")))
         audited = self.evidence.files.get(file_id)
         if audited is None:
             raise EvidenceRefused(f"The server hands out file {file_id}, which is not in the evidence.")
@@ -261,16 +259,16 @@ class ResponseCheck:
             raise EvidenceRefused(f"The server does not hand out {missing} of the files that were signed.")
 
 
+def _fields(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
 def parse_line(line: bytes) -> dict[str, Any]:
     with suppress(ValueError, RecursionError):
         content = json.loads(line)
         if isinstance(content, dict):
             return content
     raise EvidenceRefused(f"A line is no JSON object: {shorten_value(line.decode('utf-8', 'replace'))}")
-
-
-def _parse_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    return (parse_line(line) for line in lines if line.strip())
 
 
 def _require_kind(line: Mapping[str, Any], kind: str) -> Mapping[str, Any]:

@@ -38,7 +38,6 @@ REFRESH_EVERY_S = 5.0
 # A page waits for newer events to be counted, but not for the first count.
 WAIT_S = 0.1
 MAX_PARTS = 32
-KEYS = ("day", "recipient", "object", "version")
 SCHEMA = pa.schema([
     ("day", pa.int32()), ("recipient", pa.int32()), ("object", pa.int32()), ("version", pa.int64()),
     *((name, pa.int64()) for name in COUNTS),

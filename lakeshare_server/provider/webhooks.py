@@ -4,7 +4,6 @@ What is sent, and when, is in `catalog.webhooks`; the body of an event is in `pr
 """
 
 import base64
-import binascii
 import hashlib
 import hmac
 import http.client
@@ -81,7 +80,7 @@ def sign_event(secret: str, event_id: str, timestamp: int, body: bytes) -> str:
     """A signature of the Standard Webhooks scheme: HMAC-SHA256 of the id, the time in seconds and the body."""
     try:
         key = base64.b64decode(secret.removeprefix(SECRET_PREFIX), validate=True)
-    except binascii.Error as error:
+    except ValueError as error:
         raise BadRequest("secret", "…", "Give the secret as it was shown, from whsec_ on.") from error
     signed = f"{event_id}.{timestamp}.".encode() + body
     return "v1," + base64.b64encode(hmac.digest(key, signed, hashlib.sha256)).decode()

@@ -3,7 +3,6 @@
 import hashlib
 import logging
 import time
-from collections.abc import Sequence
 
 from fastapi import APIRouter, Response
 
@@ -59,7 +58,9 @@ def _respond(request: RecipientRequest, share: str) -> Response:
 def _look_at_followed(request: RecipientRequest, share: str, table: str | None) -> None:
     """Numbers the new versions of followed tables, of as many as there is time for."""
     ends_at = time.monotonic() + MAX_LOOKING_S
-    for schema, name in _choose(list_followed(request.app_state.catalog, share), table):
+    for schema, name in list_followed(request.app_state.catalog, share):
+        if table is not None and table.lower() != f"{schema}.{name}".lower():
+            continue
         if time.monotonic() > ends_at:
             return
         try:
@@ -67,7 +68,3 @@ def _look_at_followed(request: RecipientRequest, share: str, table: str | None) 
         except LakeshareError as error:
             # Its numbers up to now are in the ledger.
             _log.info("the feed of %s does not look at %s.%s: %s", share, schema, name, error)
-
-
-def _choose(tables: Sequence[tuple[str, str]], wanted: str | None) -> list[tuple[str, str]]:
-    return [pair for pair in tables if wanted is None or ".".join(pair).lower() == wanted.lower()]

@@ -56,7 +56,7 @@ class StateMetrics:
         self._goals = FreshnessGoals()
         self._problems: list[Problem] = []
         self._state: LakeState | None = None
-        self._started_at = self._read_at = time.monotonic()
+        self._read_at = time.monotonic()
 
     def read(self) -> list[Samples]:
         samples = Samples()

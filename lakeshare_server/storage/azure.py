@@ -1,11 +1,12 @@
 """Azure Blob Storage: credentials, containers, signed URLs and temporary credentials."""
 
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cached_property, partial
+from http import HTTPStatus
 from math import inf
 from os import environ
 from threading import Lock
@@ -18,7 +19,7 @@ from obstore import exceptions
 from obstore.store import AzureStore
 from pydantic import SecretStr
 
-from lakeshare_server.errors import StoreMissing, Unavailable, Unserveable
+from lakeshare_server.errors import ODD_ANSWER, StoreMissing, Unavailable, Unserveable
 from lakeshare_server.locations import ParsedLocation, azure_host
 from lakeshare_server.outbound import Services
 from lakeshare_server.settings import StoreSettings
@@ -43,6 +44,11 @@ def credentials_error(error: Exception) -> Unavailable:
         "Give the server an identity (AZURE_CLIENT_ID and related variables, or the identity of its host) or "
         "LAKESHARE_AZURE_ACCOUNT_KEY.",
     )
+
+
+def _malformed(account: str) -> Unavailable:
+    what = f"the key or shared access signature of storage account {account} is malformed"
+    return Unavailable(what, "Correct LAKESHARE_AZURE_ACCOUNT_KEY or LAKESHARE_AZURE_SAS_TOKEN.")
 
 
 KIND = "azureUserDelegationSas"
@@ -112,13 +118,16 @@ class AzureAccess:
         else:
             self.token()
             provider = self.token
-        store = AzureStore(
-            place.bucket,
-            config=config,
-            client_options=remote.client_options(endpoint),
-            retry_config=remote.retries(),
-            credential_provider=provider,
-        )
+        try:
+            store = AzureStore(
+                place.bucket,
+                config=config,
+                client_options=remote.client_options(endpoint),
+                retry_config=remote.retries(),
+                credential_provider=provider,
+            )
+        except exceptions.BaseError:
+            raise _malformed(account) from None
         # An account with a hierarchical namespace lists by folders: "t/x" before "t-1".
         return remote.RemoteStore(
             place.root,
@@ -144,7 +153,12 @@ class AzureAccess:
         return f"https://{account}.blob.{domain}"
 
     def account_key(self, account: str) -> str | None:
-        return self._find_secret(account, self._settings.azure_account_key, "AZURE_STORAGE_ACCOUNT_KEY")
+        key = self._find_secret(account, self._settings.azure_account_key, "AZURE_STORAGE_ACCOUNT_KEY")
+        try:
+            b64decode(key or "", validate=True)
+        except ValueError:
+            raise _malformed(account) from None
+        return key
 
     # An azure.identity credential; the library is an extra.
     @cached_property
@@ -163,7 +177,7 @@ class AzureAccess:
             issued = self.services.of(IDENTITY).call(
                 lambda: identity.get_token(SCOPE), (ServiceRequestError, ServiceResponseError)
             )
-        except (AzureError, ValueError) as error:
+        except (AzureError, *ODD_ANSWER) as error:
             raise credentials_error(error) from None
         return {"token": issued.token, "expires_at": datetime.fromtimestamp(issued.expires_on, UTC)}
 
@@ -219,24 +233,21 @@ class AzureAccess:
         ends = now + timedelta(seconds=life_s)
         identity = self.identity
         with remote.require_extra("azure-storage-blob", "azure"):
-            from azure.core.exceptions import AzureError, ClientAuthenticationError, HttpResponseError
+            from azure.core.exceptions import AzureError, ClientAuthenticationError
         try:
             issued = self.call_blob_service(
                 place, identity, lambda service: service.get_user_delegation_key(now - CLOCK_SKEW, ends)
             )
+            return to_delegation_key(issued)
         except ClientAuthenticationError as error:
             raise credentials_error(error) from None
-        except HttpResponseError as error:
-            what = f"Azure issues no key to sign URLs with (status {error.status_code})"
-            fix = "Grant the server's identity the role Storage Blob Delegator on the account."
-            raise Unavailable(what, fix) from None
-        except AzureError as error:
-            what = f"Azure does not respond ({type(error).__name__})"
-            raise Unavailable(what, "Try again later.") from None
-        return to_delegation_key(issued)
-
-    def client_config(self, place: ParsedLocation) -> Mapping[str, str]:
-        return {}
+        except (AzureError, *ODD_ANSWER) as error:
+            status = getattr(error, "status_code", None)
+            why = f"status {status}" if status else type(error).__name__
+            fix = f"Try again later, or check that {self.endpoint(place)} is the account's blob service, with TLS."
+            if status == HTTPStatus.FORBIDDEN:
+                fix = "Grant the server's identity the role Storage Blob Delegator on the account."
+            raise Unavailable(f"Azure issues no key to sign URLs with ({why})", fix) from None
 
     def refusal(self, place: ParsedLocation) -> str | None:
         account, _ = azure_host(place)
@@ -277,7 +288,7 @@ class AzureAccess:
             reported = self.call_blob_service(
                 place, credential, lambda service: service.get_account_information().get("is_hns_enabled")
             )
-        except (AzureError, ValueError, Unavailable):
+        except (AzureError, Unavailable, *ODD_ANSWER):
             return None
         return str(reported).lower() != "false"
 

@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from functools import cached_property, partial
@@ -11,9 +12,10 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
+import httpx
 from obstore.store import GCSStore
 
-from lakeshare_server.errors import Unavailable, Unserveable
+from lakeshare_server.errors import ODD_ANSWER, Unavailable, Unserveable
 from lakeshare_server.locations import ParsedLocation
 from lakeshare_server.outbound import Services
 from lakeshare_server.settings import StoreSettings
@@ -84,17 +86,12 @@ class GcsAccess:
         return remote.RemoteStore(place.root, store, self.services.of(place.root), delete_keys=delete_keys)
 
     def _delete_keys(self, bucket: str, keys: Sequence[str]) -> None:
-        with remote.require_extra("requests", "gcs"):
-            from google.auth.exceptions import TransportError
-            from google.auth.transport.requests import Request
-
-        untyped: Any = Request()
         headers = {"Authorization": f"Bearer {self.token()['token']}"}
         for key in keys:
             url = f"{self.endpoint()}/{bucket}/{quote(key)}"
             try:
-                status = untyped(url, "DELETE", headers=headers, timeout=TIMEOUT_S).status
-            except TransportError:
+                status = httpx.delete(url, headers=headers, timeout=TIMEOUT_S[1]).status_code
+            except httpx.HTTPError:
                 status = HTTPStatus.SERVICE_UNAVAILABLE
             if status >= HTTPStatus.BAD_REQUEST and status != HTTPStatus.NOT_FOUND:
                 raise Unavailable(f"gs://{bucket}/{key} is not deleted (status {int(status)})", remote.LATER)
@@ -128,7 +125,7 @@ class GcsAccess:
 
         try:
             token, ends = self.refresh(credentials, only_if_needed=True)
-        except GoogleAuthError as error:
+        except (GoogleAuthError, *ODD_ANSWER) as error:
             raise credentials_error(error) from None
         return {"token": token, "expires_at": ends}
 
@@ -228,12 +225,10 @@ class GcsAccess:
 
         try:
             return list(self._pool.map(self.identity.sign, texts))
-        except GoogleAuthError as error:
-            fix = f"Grant {self.identity.email} roles/iam.serviceAccountTokenCreator on itself."
+        # Impersonated credentials sign with a session of their own, whose errors are OSErrors.
+        except (GoogleAuthError, OSError, *ODD_ANSWER) as error:
+            fix = f"Try again later, or grant {self.identity.email} roles/iam.serviceAccountTokenCreator on itself."
             raise Unavailable(f"Google's IAM signs no URLs ({type(error).__name__})", fix) from None
-
-    def client_config(self, place: ParsedLocation) -> Mapping[str, str]:
-        return {}
 
     def refusal(self, place: ParsedLocation) -> str | None:
         return None
@@ -255,9 +250,13 @@ class GcsAccess:
         narrowed = downscoped.Credentials(source, downscoped.CredentialAccessBoundary([rule]))
         try:
             token, ends = self.refresh(narrowed)
-        except GoogleAuthError as error:
-            if getattr(error, "retryable", False):
-                raise Unavailable("Google's token service does not answer", "Try again later.") from None
+            if not token:
+                raise ValueError("a response without a token")
+        except (GoogleAuthError, *ODD_ANSWER) as error:
+            # Lasting is only a response by which the request itself is wrong (RFC 6749, section 5.2).
+            if not re.match(r"\W*Error code (invalid|unauthorized)_", str(error)):
+                what = f"Google's token service issues no token ({type(error).__name__})"
+                raise Unavailable(what, remote.LATER) from None
             reason = f"Google narrows no token for {place.root} ({type(error).__name__})."
             fix = "The bucket needs uniform bucket-level access, the server's account roles/storage.objectViewer."
             raise Unserveable(reason, fix) from None

@@ -60,7 +60,7 @@ CODE = re.compile(r"<Code>(\w{1,60})</Code>")
 NO_KEYS = "credential provider"
 WRONG_REGION = "Received redirect without LOCATION"
 NOT_DELETED = "(code: AccessDenied)"
-PASSING = {408, 412, 425, 429}
+PASSING = {408, 412, 416, 425, 429}
 LATER = "Try again later."
 
 
@@ -455,9 +455,6 @@ class StoreAccess(Protocol):
 
     def signer(self, place: ParsedLocation, life_s: int, now_s: int) -> RootSigner:
         """Returns a signer of URLs of a root that live for `life_s` from `now_s`, or as long as its credentials."""
-
-    def client_config(self, place: ParsedLocation) -> Mapping[str, str]:
-        """Returns the properties by which an Iceberg client finds a root."""
 
     def refusal(self, place: ParsedLocation) -> str | None:
         """Returns why no credentials are limited to a location; None if they are."""

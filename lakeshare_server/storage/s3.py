@@ -18,6 +18,7 @@ import httpx
 from obstore.store import S3Store
 
 from lakeshare_server.errors import (
+    ODD_ANSWER,
     Denied,
     LakeshareError,
     StoreDenied,
@@ -128,7 +129,7 @@ REASONS: Mapping[str, str] = {
 @contextmanager
 def translate_errors() -> Iterator[None]:
     """Raises S3Refused and S3Unreachable for the errors of a boto3 client in the block."""
-    from botocore import exceptions
+    from botocore import exceptions, parsers
 
     try:
         yield
@@ -137,7 +138,7 @@ def translate_errors() -> Iterator[None]:
         code, message = str(details.get("Code", "")), str(details.get("Message", ""))
         status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
         raise S3Refused(str(error), error.operation_name, code, message, status) from error
-    except exceptions.BotoCoreError as error:
+    except (exceptions.BotoCoreError, parsers.ResponseParserError) as error:
         cut_off = exceptions.ConnectionError, exceptions.HTTPClientError, exceptions.IncompleteReadError
         text, kind = str(error).rstrip("."), type(error).__name__
         raise S3Unreachable(text, kind, is_cut_off=isinstance(error, cut_off)) from error
@@ -267,12 +268,10 @@ class S3Access:
                 found = self._shared_client(bucket).head_object(
                     Bucket=bucket.name, Key=place.key, ChecksumMode="ENABLED"
                 )
-        except S3Refused as error:
-            if error.status in (403, 404):
-                refused = StoreMissing if error.status == 404 else StoreDenied
-                raise refused(place.location) from None
-            raise Unavailable(f"{place.location} cannot be described: {error}", remote.LATER) from None
-        except S3Unreachable as error:
+        except (S3Refused, S3Unreachable, *ODD_ANSWER) as error:
+            status = getattr(error, "status", None)
+            if status in (403, 404):
+                raise (StoreMissing if status == 404 else StoreDenied)(place.location) from None
             raise Unavailable(f"{place.location} cannot be described: {error}", remote.LATER) from None
         checksum = found.get("ChecksumSHA256")
         # That of an object in parts is of the digests of its parts.
@@ -368,18 +367,18 @@ class S3Access:
         try:
             with translate_errors():
                 sts = self.client("sts", bucket.region, endpoint)
-            response = self.services.of(STS).call(issue, (S3Unreachable,))
+            issued = self.services.of(STS).call(issue, (S3Unreachable,))["Credentials"]
+            fields = {
+                "accessKeyId": issued["AccessKeyId"],
+                "secretAccessKey": issued["SecretAccessKey"],
+                "sessionToken": issued["SessionToken"],
+            }
+            ends_ms = int(issued["Expiration"].timestamp() * 1000)
         except S3Refused as refusal:
             raise _translate_refusal(refusal) from None
-        except S3Unreachable as error:
-            raise Unavailable(f"STS does not answer ({error.kind})", "Try again later.") from None
-        issued = response["Credentials"]
-        fields = {
-            "accessKeyId": issued["AccessKeyId"],
-            "secretAccessKey": issued["SecretAccessKey"],
-            "sessionToken": issued["SessionToken"],
-        }
-        ends_ms = int(issued["Expiration"].timestamp() * 1000)
+        except (S3Unreachable, *ODD_ANSWER) as error:
+            what = f"STS does not answer ({getattr(error, 'kind', type(error).__name__)})"
+            raise Unavailable(what, "Try again later, or set LAKESHARE_S3_STS_ENDPOINT.") from None
         return remote.TemporaryCredentials(
             place.location, KIND, fields, ends_ms, iceberg_config(fields, ends_ms)
         )

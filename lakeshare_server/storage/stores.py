@@ -495,7 +495,7 @@ class Signers:
     def client_config(self, location: str) -> Mapping[str, str]:
         """Returns the properties by which an Iceberg client finds a location's store."""
         place = self._stores.place(location)
-        return {} if place.kind == LOCAL else self._stores.access(place).client_config(place)
+        return self._stores.s3.client_config(place) if place.kind == S3 else {}
 
     def s3_read(self, location: str, method: str, uri: str) -> str:
         """Returns the location that a client's request reads, in the bucket of the table at `location`."""

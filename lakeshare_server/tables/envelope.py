@@ -1,7 +1,6 @@
 """Signed envelopes (DSSE 1.0) and the Ed25519 keys that sign them; statements inside are of in-toto, version 1."""
 
 import base64
-import binascii
 import hashlib
 import json
 import logging
@@ -105,7 +104,7 @@ def _decode(text: object) -> bytes:
     """Decodes base64 in the standard and in the URL-safe alphabet, as DSSE requires."""
     try:
         return base64.b64decode(str(text).replace("-", "+").replace("_", "/"), validate=True)
-    except binascii.Error as error:
+    except ValueError as error:
         raise EvidenceRefused("The envelope of the evidence is not in base64.") from error
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import quote
 
 import httpx
+from pydantic import ValidationError
 
 from lakeshare_server.catalog.ledger import IN_CATALOGS
 from lakeshare_server.errors import (
@@ -329,7 +330,8 @@ class CatalogTable(MetadataSource):
             return BadRequest("LOCATION", f"iceberg:{self._name}", f"{error}.")
         # The messages of other libraries may contain passwords.
         configure = _configure(self._name)
-        if isinstance(error, ValueError | TypeError):
+        # A response that is none of a catalog, as of a proxy, is no fault of the configuration.
+        if isinstance(error, ValueError | TypeError) and not isinstance(error, ValidationError):
             hint = f"pyiceberg cannot use what is configured ({type(error).__name__}). {configure}"
             return BadRequest("LOCATION", f"iceberg:{self._name}", hint)
         why = f"{type(error).__name__} {_code(error)}".rstrip()
@@ -450,9 +452,8 @@ class NessieTable(MetadataSource):
         try:
             yield
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise self._unreachable(
-                f"the response is not one of Nessie's API, {type(error).__name__}"
-            ) from error
+            why = f"the response is not one of Nessie's API, {type(error).__name__}"
+            raise self._unreachable(why) from error
 
     def _refusal(self, what: str) -> Unserveable:
         # The location is one word, which is removed for recipients.

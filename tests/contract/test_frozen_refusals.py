@@ -39,6 +39,7 @@ from tests.builders import people
 from tests.builders.administration import ROLES
 from tests.builders.deletion_vector import inline_descriptor
 from tests.builders.lake_tables import IcebergTable
+from tests.builders.recipients import expire_token
 from tests.builders.sharing import Provider as Publishing
 from tests.builders.sharing import a_server
 from tests.builders.snapshots import check_snapshot
@@ -190,6 +191,7 @@ def add_shares(provider: Provider) -> tuple[dict[str, str], dict[str, str]]:
                 links[f"<link {row[0]}>"] = row[1].rpartition("/")[2]
     apply_files(provider.catalog, read_files([INPUTS / "setup.yaml"]), "ann")
     with editing(provider.catalog, "ann") as edit:
+        expire_token(edit, tokens["late"])
         return tokens | {role: add_admin_key(edit, role, role)[1] for role in ROLES}, links
 
 

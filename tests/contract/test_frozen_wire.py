@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import httpx
 import pytest
 
 from lakeshare_server.catalog import DeclaredShare, SharedTable, apply_shares
+from lakeshare_server.catalog.sharing import editing
 from lakeshare_server.tables import read_delta
 from tests.builders import people
 from tests.builders.administration import PROVIDER, UNITY, Administered, an_administered_server
@@ -26,6 +26,7 @@ from tests.builders.answering_store import said as said_by_store
 from tests.builders.deletion_vector import inline_descriptor, to_z85
 from tests.builders.iceberg_manifests import a_told_table, an_entry, by_day, the_schema
 from tests.builders.lake_tables import IcebergState, IcebergTable, a_delta_table
+from tests.builders.recipients import expire_token
 from tests.builders.sharing import Provider, a_server
 from tests.builders.snapshots import check_snapshot
 from tests.builders.transcripts import Normaliser, Transcript
@@ -112,10 +113,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             "bob": provider.recipient("bob", tuple(shares)),
             "stranger": provider.recipient("stranger", ()),
             "far": provider.recipient("far", tuple(shares)),
-            "late": provider.recipient(
-                "late", tuple(shares), expires_at=datetime.now(UTC) - timedelta(days=1)
-            ),
+            "late": provider.recipient("late", tuple(shares)),
         }
+        with editing(provider.catalog, "tests") as edit:
+            expire_token(edit, tokens["late"])
         run_command(environment, "recipient", "ip", "far", "--allow", "203.0.113.7")
         yield Site(server, tokens, normalise)
 

@@ -404,6 +404,43 @@ def test_lines_of_other_kinds_and_a_missing_head_are_refused(lake: SharedLake) -
         lake.verify(Lie(with_another))
 
 
+# Fields of the evidence's first line and of its files that are of another form.
+OTHER_FORMS: dict[str, dict[str, dict[str, Any]]] = {
+    "text of details": {"evidence": {"details": {"salt": "00", "text": []}}},
+    "payload": {"evidence": {"envelope": {"payload": "\ud800", "payloadType": "x", "signatures": []}}},
+    "place": {"file": {"place": float("inf")}},
+    "entry of lists": {"file": {"entry": "[" * 100_000}},
+    "id": {"file": {"entry": '{"id": [], "size": 1}'}},
+}
+
+
+@pytest.mark.parametrize("form", OTHER_FORMS)
+def test_evidence_of_another_form_is_refused(lake: SharedLake, form: str) -> None:
+    [(name, fields)] = OTHER_FORMS[form].items()
+
+    def lie(kind: str, lines: Lines) -> Lines:
+        for line in lines if kind == "evidence" else []:
+            line.get(name, {}).update(fields)
+        return lines
+
+    with pytest.raises(EvidenceRefused):
+        lake.verify(Lie(lie))
+
+
+@pytest.mark.parametrize("content", ["x", 1, [1]])
+def test_a_response_of_another_form_is_refused(lake: SharedLake, content: object) -> None:
+    for name, key in (("file", "deltaSingleAction"), ("metaData", "deltaMetadata")):
+
+        def lie(kind: str, lines: Lines, name: str = name, key: str = key) -> Lines:
+            for line in lines if kind == "query" else []:
+                if name in line:
+                    line[name][key] = content if key == "deltaSingleAction" else {"configuration": content}
+            return lines
+
+        with pytest.raises(EvidenceRefused):
+            lake.verify(Lie(lie), names=("flights", "lake", "deletes"))
+
+
 def cut_last_line(kind: str) -> Callable[[str, Lines], Lines]:
     return lambda found, lines: lines[:-1] if found == kind else lines
 

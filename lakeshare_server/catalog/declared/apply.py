@@ -5,7 +5,7 @@ Also shares single tables by hand. Ids stay the same over every application.
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from itertools import groupby
 from typing import Any, cast
@@ -461,7 +461,7 @@ def share_table(
     start_version: int | None = None,
     by: str = LOCAL_OPERATOR,
 ) -> SharedTable:
-    """Shares a table by hand, or changes a shared table, which keeps its id; creates the share if it does not exist.
+    """Shares a table by hand, or changes one, which keeps id and comment; creates the share if it does not exist.
 
     Directory access ends if `table.table` changes.
 
@@ -473,10 +473,10 @@ def share_table(
         row = require_shareable(edit.session, share, table.schema, table.name)
         if _is_new_share(edit.session, share):
             sharing.create_share(edit, share)
-        fields: dict[str, Any] = {"table": table.table, "comment": table.comment, "history": table.history}
-        fields["start_version"] = start_version
         if row is None:
-            return sharing.add_table(edit, share, SharedTable(schema=table.schema, name=table.name, **fields))
+            return sharing.add_table(edit, share, replace(table, start_version=start_version))
+        fields: dict[str, Any] = {"table": table.table, "history": table.history}
+        fields["start_version"] = start_version
         return sharing.alter_table(edit, share, table.schema, table.name, new_name=table.name, **fields)
 
 

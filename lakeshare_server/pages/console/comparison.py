@@ -185,7 +185,8 @@ def _read_files(request: ConsoleRequest, view: TableView, version: int, side: Fi
     for number, line in enumerate(query_lines(table_request, {"version": version})):
         if "metaData" in line:
             metadata = line["metaData"]["deltaMetadata"]
-            folders = _list_folders(view, version)
+            header = view.index(view.at_version(version)).header
+            folders = local_folders(header.location, header.roots)
             reader = RowReader(request.app_state.settings, previews.stores, metadata, folders)
         elif "file" in line and reader is not None:
             add = line["file"]["deltaSingleAction"]["add"]
@@ -209,8 +210,3 @@ def make_provider_request(request: ConsoleRequest, view: TableView) -> TableRequ
     return TableRequest(
         request.http_request, app_state, audit_record, reader, app_state.catalog.generation(), view
     )
-
-
-def _list_folders(view: TableView, version: int) -> Sequence[str]:
-    header = view.index(view.at_version(version)).header
-    return local_folders(header.location, header.roots)

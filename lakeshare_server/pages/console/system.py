@@ -153,9 +153,7 @@ def _render(
         unread=unread,
         cache_bytes=app_state.settings.index_cache_bytes,
         backlog=app_state.audit.backlog,
-        followed=[
-            FollowedState(each, app_state.versions.find_freshness(each.table)) for each in followed.items
-        ],
+        followed=[FollowedState(row, app_state.versions.find_freshness(row.table)) for row in followed.items],
         next_followed=followed.next,
         changed_settings=list(list_changed_settings(app_state.settings)),
         jobs=ConsoleWork.of(request.http_request).jobs.list_newest(SHOWN_JOBS),

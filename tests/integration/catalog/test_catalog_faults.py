@@ -46,6 +46,15 @@ def test_readers_wait_for_no_writer(catalog: Catalog) -> None:
     assert Ledger(catalog).history("lake.flights") == []
 
 
+def test_a_damaged_file_is_unavailable(tmp_path: Path) -> None:
+    provider = a_provider(tmp_path)
+    provider.catalog.engine.dispose()
+    file = provider.settings.state_dir / "lakeshare.db"
+    file.write_bytes(file.read_bytes()[:4096].ljust(file.stat().st_size, b"x"))
+    with pytest.raises(Unavailable, match="does not answer"):
+        Ledger(provider.catalog).tables()
+
+
 def test_a_server_whose_connections_are_all_taken_is_unavailable(
     catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:

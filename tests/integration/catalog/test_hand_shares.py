@@ -1,5 +1,7 @@
 """What is shared by hand is listed like the rest, outlives the contracts' application, and leaves theirs alone."""
 
+from dataclasses import replace
+
 import pytest
 from sqlalchemy import update
 
@@ -33,10 +35,10 @@ def test_a_table_shared_by_hand_is_listed_with_all_that_was_said(catalog: Catalo
 
 
 def test_sharing_again_changes_the_table_and_keeps_its_id(catalog: Catalog) -> None:
-    first = share_table(catalog, "s", ORDERS, start_version=3)
+    first = share_table(catalog, "s", replace(ORDERS, comment="kept"), start_version=3)
     again = share_table(catalog, "s", SharedTable("sales", "Orders", "lake.other"))
     assert (again.id, again.key, again.name, again.table) == (first.id, first.key, "Orders", "lake.other")
-    assert again.start_version is None
+    assert (again.start_version, again.comment) == (None, "kept")
     assert list_all_shared_tables(catalog) == [again]
 
 

@@ -8,8 +8,9 @@ from sqlalchemy import select
 
 from lakeshare_server.catalog import Catalog, DeclaredShare, Reader, apply_shares
 from lakeshare_server.catalog.models import Base
+from lakeshare_server.catalog.sharing import editing
 from lakeshare_server.errors import BadRequest, CatalogConflict, NotFound
-from tests.builders.recipients import Recipients
+from tests.builders.recipients import Recipients, expire_token
 
 
 @pytest.fixture
@@ -34,7 +35,9 @@ def test_the_database_does_not_hold_the_token(recipients: Recipients) -> None:
 
 
 def test_an_ended_token_works_no_more(recipients: Recipients) -> None:
-    _, ended = recipients.add("bob", ["flights"], expires_at=datetime.now(UTC) - timedelta(seconds=1))
+    _, ended = recipients.add("bob", ["flights"])
+    with editing(recipients.catalog, "tests") as edit:
+        expire_token(edit, ended)
     _, valid = recipients.add("eve", ["flights"], expires_at=datetime.now(UTC) + timedelta(hours=1))
     assert recipients.by_token(ended) is None
     reader = recipients.by_token(valid)

@@ -148,6 +148,21 @@ def test_grants_change_and_end(seeded: Catalog) -> None:
         assert states.list_grants(session) == []
 
 
+def test_a_recipient_whose_access_is_over_gets_a_token_after_a_later_end_only(seeded: Catalog) -> None:
+    done(seeded, lambda edit: alter_recipient(edit, "bob", expires_at=edit.at))
+    for operation in (issue_token, rotate_token, create_link):
+        with pytest.raises(BadRequest, match="access of bob ends then"):
+            done(seeded, lambda edit, operation=operation: operation(edit, "bob"))
+    done(seeded, lambda edit: alter_recipient(edit, "bob", expires_at=edit.at + timedelta(days=1)))
+    assert done(seeded, lambda edit: issue_token(edit, "bob")).secret
+
+
+def test_a_link_ends_with_the_token_that_it_is_for(seeded: Catalog) -> None:
+    end = datetime.now(UTC) + timedelta(hours=1)
+    link, _ = done(seeded, lambda edit: create_link(edit, "bob", token_expires_at=end))
+    assert link.expires_at == end
+
+
 def test_the_grace_of_a_rotated_token_only_shrinks(seeded: Catalog) -> None:
     first = done(seeded, lambda edit: issue_token(edit, "bob"))
     second = done(seeded, lambda edit: rotate_token(edit, "bob", keep_old_for=timedelta(hours=1)))
@@ -252,6 +267,12 @@ BAD: dict[str, tuple[str, Callable[[Edit], Any]]] = {
     ),
     "negative grace": ("keep_old_for", lambda edit: rotate_token(edit, "bob", keep_old_for=timedelta(-1))),
     "unknown member": ("nobody", lambda edit: alter_group(edit, "partners", add=["nobody"])),
+    "ended token": ("still to come", lambda edit: issue_token(edit, "bob", expires_at=edit.at)),
+    "rotated to an ended token": ("expires_at", lambda edit: rotate_token(edit, "bob", expires_at=edit.at)),
+    "link to an ended token": (
+        "token_expires_at",
+        lambda edit: create_link(edit, "bob", token_expires_at=edit.at),
+    ),
     "endless link": ("link_life", lambda edit: create_link(edit, "bob", link_life=timedelta(days=9999))),
 }
 

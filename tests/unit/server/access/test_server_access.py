@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx
@@ -10,9 +9,11 @@ import pytest
 from sqlalchemy import Engine, event
 
 from lakeshare_server.catalog import DeclaredShare, SharedTable, apply_shares
+from lakeshare_server.catalog.sharing import editing
 from tests.builders import plain_http
+from tests.builders.grants import alter_shared
 from tests.builders.lake_tables import a_delta_table, an_iceberg_table, append_delta, some_rows
-from tests.builders.recipients import Recipients
+from tests.builders.recipients import Recipients, expire_token
 from tests.builders.sharing import FLIGHTS, Provider, Running, a_provider, a_server, files
 
 CALLS = [
@@ -125,7 +126,6 @@ def test_a_bad_body_of_somebody_unknown_is_still_401(server: Running) -> None:
 @pytest.mark.parametrize("end", ["revoked", "rotated", "expired"])
 def test_access_ends_with_the_next_request(provider: Provider, server: Running, end: str) -> None:
     recipients = Recipients(provider.catalog)
-    ends = datetime.now(UTC) - timedelta(seconds=1) if end == "expired" else None
     token = provider.recipient(end, ("mine",))
     with server.client(token) as client:
         assert client.get("/shares").status_code == 200
@@ -134,8 +134,8 @@ def test_access_ends_with_the_next_request(provider: Provider, server: Running, 
         elif end == "rotated":
             recipients.rotate(end)
         else:
-            token = provider.recipient("late", ("mine",), expires_at=ends)
-            client.headers["Authorization"] = f"Bearer {token}"
+            with editing(provider.catalog, "tests") as edit:
+                expire_token(edit, token)
         assert client.get("/shares").status_code == 401
 
 
@@ -255,3 +255,33 @@ def test_what_was_looked_up_ends_with_the_grant(provider: Provider, server: Runn
         assert client.post(path, json={}).status_code == 200
         Recipients(provider.catalog).revoke("passing")
         assert client.post(path, json={}).status_code == 401
+
+
+def test_a_start_version_or_a_pin_that_is_still_to_come(provider: Provider, server: Running) -> None:
+    provider.share("lake.flights", history=True)
+
+    def ask(**body: object) -> tuple[int, str]:
+        reply = client.post(f"{FLIGHTS}/query", json=body)
+        return reply.status_code, "" if reply.is_success else reply.json()["message"]
+
+    with server.client(provider.recipient("early")) as client:
+        alter_shared(provider, "flights.lake.flights", start_version=9)
+        assert ask() == (200, ""), "the latest version is always readable"
+        for body in (
+            {"version": 0},
+            {"version": 9},
+            {"startingVersion": 0},
+            {"timestamp": "2020-01-01T00:00:00Z"},
+        ):
+            status, message = ask(**body)
+            assert (status, "You can only query table data since version 9" in message) == (400, True), (
+                message
+            )
+        assert "cannot be greater than the latest version 0" in ask(startingVersion=9)[1]
+        alter_shared(provider, "flights.lake.flights", start_version=None, publication=9)
+        assert (ask()[0], ask(version=9)[0], ask(startingVersion=0)[0], ask(version=0)) == (
+            404,
+            404,
+            404,
+            (200, ""),
+        )

@@ -87,6 +87,18 @@ def test_an_invitation_ends_earlier_links_and_one_token_is_revoked_alone(
     )
 
 
+def test_old_tokens_end_at_once_without_a_grace_time_which_stays_empty_in_a_refused_form(
+    administered: Administered, console: Browser
+) -> None:
+    token, page = administered.provider.recipient("hasty"), f"{RECIPIENTS}/hasty"
+    assert 'name="grace_hours" value="24"' in console.page(page)
+    fields = {"grace_hours": "", "link_days": "0"}
+    assert 'name="grace_hours" value=""' in console.send(page, f"{page}/rotate", fields, 400).text
+    assert shares_read(administered.root, token) == ["flights"]
+    console.send(page, f"{page}/rotate", {"grace_hours": ""}, 200)
+    assert shares_read(administered.root, token) is None
+
+
 def test_a_policy_is_put_replaced_and_dropped(administered: Administered, console: Browser) -> None:
     page = f"{RECIPIENTS}/fed"
     console.send(page, f"{page}/policies", POLICY)
@@ -132,7 +144,9 @@ REFUSED: list[tuple[str, str, dict[str, str], int, str]] = [
     (RECIPIENTS, RECIPIENTS, {"name": "x", "authentication": "FAX"}, 400, "It is one of TOKEN"),
     (ACME, f"{ACME}/invite", {"link_days": "366"}, 400, "from 1 to 365"),
     (ACME, f"{ACME}/invite", {"token_expires_at": "soon"}, 400, "Give a time in UTC"),
-    (FED, f"{FED}/invite", {}, 400, "needs no link"),
+    (ACME, f"{ACME}/invite", {"token_expires_at": "2024-01-01"}, 400, "still to come"),
+    (ACME, f"{ACME}/rotate", {"token_expires_at": "2024-01-01"}, 400, "still to come"),
+    (FED, f"{FED}/invite", {}, 400, "its own issuer"),
     (ACME, f"{ACME}/rotate", {"grace_hours": "-1"}, 400, "Give a whole number"),
     (ACME, f"{ACME}/tokens/none/revoke", {}, 404, "Token 'none' does not exist."),
     (ACME, ACME, {"requests_per_minute": "many"}, 400, "Give a whole number"),

@@ -380,6 +380,35 @@ def test_secrets_are_sealed_in_the_database_and_rotate_with_a_grace_time(
             registry.rotate(edit, webhook.id, wrong)
 
 
+def test_a_secret_that_another_key_has_sealed_is_named_until_it_is_rotated(
+    provider: Provider, consumer: AConsumer, dispatch: Callable[..., WebhookDispatcher], clock: Clock
+) -> None:
+    webhook = hook(provider, consumer)
+    changed = b"x" * 32
+    versions = Versions(provider.catalog, provider.settings, Stores(provider.settings))
+    dispatcher = WebhookDispatcher(provider.catalog, versions, provider.settings, changed, now=clock)
+    publish(provider)
+    run(dispatcher)
+    with provider.catalog.reading() as session:
+        [waiting] = list_deliveries(session, get_webhook(session, webhook.id), "pending")
+    assert "Rotate the secret" in str(waiting.last_error)
+    assert consumer.requests == []
+    with editing(provider.catalog, "tests") as edit:
+        _, secret = WebhookRegistry(provider.settings, changed).rotate(edit, webhook.id, timedelta(hours=1))
+    consumer.secrets = [secret]
+    clock.move(hours=1)
+    run(dispatcher)
+    dispatcher.stop()
+    assert [request["is_signed_by"] for request in consumer.requests] == [[secret]]
+
+
+@pytest.mark.parametrize("secret", ["whsec_!", "whsec_é", "whsec_abc"])
+def test_a_secret_that_is_none_is_refused_without_it(secret: str) -> None:
+    with pytest.raises(BadRequest, match="whsec_ on") as refused:
+        sign_event(secret, "id", 0, b"")
+    assert secret not in str(refused.value)
+
+
 def test_signatures_are_those_of_standard_webhooks() -> None:
     # The example of the specification's libraries.
     signature = sign_event(

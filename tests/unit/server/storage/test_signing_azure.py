@@ -4,13 +4,16 @@ import datetime as dt
 from base64 import b64encode
 
 import pytest
+from azure.core.credentials import AzureNamedKeyCredential
 from azure.storage.blob import BlobClient, UserDelegationKey, generate_blob_sas
+from azure.storage.filedatalake import generate_directory_sas
 
 from lakeshare_server.errors import Unavailable, Unserveable
 from lakeshare_server.outbound import Services
 from lakeshare_server.settings import ServerSettings
-from lakeshare_server.storage import parse_location
+from lakeshare_server.storage import azure, parse_location
 from lakeshare_server.storage.azure import AzureAccess, azure_signer, to_delegation_key
+from tests.builders.answering_store import AnsweringStore, answering_store, said
 from tests.builders.keys import AWKWARD_KEYS
 
 NOW_S = int(dt.datetime(2026, 11, 21, 14, 34, 41, tzinfo=dt.UTC).timestamp())
@@ -92,6 +95,69 @@ def test_a_url_never_lives_longer_than_the_key_that_was_lent(monkeypatch: pytest
     assert asked == [86_400], "a key is kept while it lasts"
     assert made.signer(PLACE, 86_400, NOW_S).expires_at_ms == (NOW_S + 7200) * 1000
     assert asked == [86_400, 172_800]
+
+
+LENT = """<UserDelegationKey><SignedOid>oid</SignedOid><SignedTid>tid</SignedTid>
+<SignedStart>2026-11-21T14:00:00Z</SignedStart><SignedExpiry>2026-11-22T14:00:00Z</SignedExpiry>
+<SignedService>b</SignedService><SignedVersion>2026-10-06</SignedVersion><Value>AAEC</Value></UserDelegationKey>"""
+
+
+def of_an_identity(store: AnsweringStore) -> AzureAccess:
+    made = urls(azure_account="acct", azure_endpoint=store.endpoint)
+    # Azure's library sends tokens over TLS only; the rest is as with an identity.
+    made.identity = AzureNamedKeyCredential("acct", ACCOUNT_KEY)
+    return made
+
+
+def test_a_lent_key_signs_for_one_directory_as_azure_does() -> None:
+    with answering_store(lambda _: said("200 OK", LENT, "Content-Type: application/xml")) as store:
+        vended = of_an_identity(store).vend(PLACE, 3600, NOW_S)
+        assert "comp=userdelegationkey" in store.requests[0].partition("\r\n")[0]
+    key = lent()
+    key.signed_oid, key.signed_tid, key.value = "oid", "tid", "AAEC"
+    ends = dt.datetime.fromtimestamp(NOW_S + 3600, dt.UTC)
+    theirs = generate_directory_sas("acct", "lake", "t", key, "rl", ends)
+    assert (vended.fields, vended.expires_at_ms) == ({"sasToken": theirs}, (NOW_S + 3600) * 1000)
+
+
+DENIED = "<Error><Code>AuthorizationPermissionMismatch</Code><Message>hush</Message></Error>"
+ODD_ANSWERS: dict[str, tuple[bytes, str]] = {
+    "denied": (said("403 Forbidden", DENIED, "Content-Type: application/xml"), r"status 403.*Blob Delegator"),
+    "busy": (said("429 Too Many Requests"), r"status 429.*Try again later"),
+    "empty": (said("200 OK"), "Try again later"),
+    "another page": (said("200 OK", "<html><br/></html>", "Content-Type: text/html"), "Try again later"),
+    "error without a message": (
+        said(
+            "503 Service Unavailable",
+            "<Error><Code>ServerBusy</Code></Error>",
+            "Content-Type: application/xml",
+        ),
+        "Try again later",
+    ),
+}
+
+
+@pytest.mark.parametrize("odd", ODD_ANSWERS)
+def test_an_azure_that_lends_no_key_is_unavailable(odd: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(azure.TIMEOUTS, "retry_total", 0)
+    answer, words = ODD_ANSWERS[odd]
+    with answering_store(lambda _: answer) as store, pytest.raises(Unavailable, match=words) as caught:
+        of_an_identity(store).signer(PLACE, 60, NOW_S)
+    assert "hush" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "given", [{"azure_account_key": "pasted in part"}, {"azure_sas_token": "pasted in part"}]
+)
+def test_a_malformed_secret_is_named_without_it(given: dict[str, str]) -> None:
+    with pytest.raises(Unavailable, match=r"malformed.*LAKESHARE_AZURE_SAS_TOKEN") as caught:
+        urls(azure_account="acct", **given).open(PLACE)
+    assert "pasted" not in str(caught.value)
+
+
+def test_a_malformed_key_signs_nothing() -> None:
+    with pytest.raises(Unavailable, match="malformed"):
+        urls(azure_account="acct", azure_account_key="abc").signer(PLACE, 60, NOW_S)
 
 
 def test_a_signature_of_somebody_else_reads_but_does_not_sign() -> None:

@@ -2,6 +2,7 @@
 
 import datetime as dt
 import json
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import quote
 
@@ -21,7 +22,7 @@ from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import LocalSigner, Signers
 from lakeshare_server.storage.gcs import GcsAccess
 from tests.builders.answering_store import answering_store, said
-from tests.builders.google_account import EMAIL, account_file, google_account
+from tests.builders.google_account import EMAIL, account_file, google_account, token_answer
 from tests.builders.keys import AWKWARD_KEYS
 
 PLACE = parse_location("gs://lake/t")
@@ -126,6 +127,64 @@ def test_an_iam_that_refuses_is_told_with_the_role_and_without_its_words(
         with pytest.raises(Unavailable, match=r"serviceAccountTokenCreator") as caught:
             signer.sign([b"a"])
     assert "hush" not in str(caught.value)
+
+
+@pytest.fixture
+def impersonating(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], GcsAccess]:
+    """Makes the access of an account that impersonates another one, with Google's services at an endpoint."""
+
+    def access(endpoint: str) -> GcsAccess:
+        file = tmp_path / "impersonated.json"
+        url = f"{endpoint}/serviceAccounts/{EMAIL}:generateAccessToken"
+        source = google_account(f"{endpoint}/token")
+        kind = "impersonated_service_account"
+        file.write_text(
+            json.dumps({"type": kind, "service_account_impersonation_url": url, "source_credentials": source})
+        )
+        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
+        monkeypatch.setattr(iam, "_IAM_SIGN_ENDPOINT", endpoint + "/iam/{}:signBlob")
+        return urls()
+
+    return access
+
+
+def test_an_impersonated_account_signs_by_iam(impersonating: Callable[[str], GcsAccess]) -> None:
+    with answering_store(
+        lambda asked: an_instance(asked) if "/iam/" in asked else token_answer("t")
+    ) as google:
+        signer = impersonating(google.endpoint).signer(PLACE, 10**6, NOW_S)
+        assert signer.expires_at_ms == (NOW_S + 43_200) * 1000
+        assert signer.sign([b"a"])[0].endswith(b"&X-Goog-Signature=00010203")
+
+
+@pytest.mark.parametrize(
+    "odd", [b"", said("200 OK", "<html>"), said("200 OK", "{}")], ids=["cut", "page", "empty"]
+)
+@pytest.mark.parametrize("is_instance", [True, False])
+def test_an_iam_that_gives_no_signature_is_unavailable(
+    impersonating: Callable[[str], GcsAccess], monkeypatch: pytest.MonkeyPatch, odd: bytes, is_instance: bool
+) -> None:
+    def answer(asked: str) -> bytes:
+        if "/iam/" in asked:
+            return odd
+        return token_answer("t") if asked.startswith("POST /token ") else an_instance(asked)
+
+    with answering_store(answer) as google:
+        endpoint = google.endpoint
+        access = urls_of_an_instance(monkeypatch, endpoint) if is_instance else impersonating(endpoint)
+        with pytest.raises(Unavailable, match="IAM signs no URLs"):
+            access.signer(PLACE, 60, NOW_S).sign([b"a"])
+
+
+@pytest.mark.parametrize("odd", [said("200 OK", "<html>"), said("200 OK", "[1]")], ids=["page", "list"])
+def test_a_token_service_whose_answer_is_none_is_unavailable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, odd: bytes
+) -> None:
+    with answering_store(lambda _: odd) as google:
+        file = account_file(tmp_path, f"{google.endpoint}/token")
+        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
+        with pytest.raises(Unavailable, match="no credentials for Google"):
+            urls().open(PLACE)
 
 
 def test_a_person_signs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from lakeshare_server.errors import LakeshareError, StoreDenied, StoreMissing, U
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import Stores, gcs, remote, s3, sigv4
 from tests.builders.answering_store import answering_store, said, said_of_object
-from tests.builders.google_account import account_file
+from tests.builders.google_account import account_file, token_answer
 
 SECRETS = ("AKHUSH", "hush-secret", "hush-token")
 REFUSAL = (
@@ -177,6 +177,58 @@ def test_folder_marks_are_no_objects_and_a_key_that_cannot_be_told_fails_the_lis
         keys.append("t//x")
         with pytest.raises(Unserveable, match="s3://lake/t cannot be listed"):
             list(stores.list("s3://lake/t"))
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (said("403 Forbidden"), StoreDenied),
+        (said("404 Not Found"), StoreMissing),
+        (said("503 Slow Down"), Unavailable),
+        (b"", Unavailable),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: many\r\n\r\n", Unavailable),
+    ],
+    ids=["403", "404", "503", "cut off", "no length"],
+)
+def test_a_digest_that_is_not_told_is_an_error_of_the_store(
+    monkeypatch: pytest.MonkeyPatch, answer: bytes, error: type[LakeshareError]
+) -> None:
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    with answering_store(lambda _: answer, closes=True) as store:
+        stores = stores_at(store.endpoint)
+        with pytest.raises(error, match="s3://lake/t/x"):
+            stores.s3.stored_sha256(stores.place("s3://lake/t/x"))
+
+
+@pytest.mark.parametrize(
+    "fault", [said("403 Forbidden"), said("503 Slow Down"), b""], ids=["403", "503", "cut off"]
+)
+@pytest.mark.parametrize("root", ["s3://lake", "gs://lake"])
+def test_a_folder_mark_that_is_not_deleted_fails_the_deletion(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: bytes, root: str
+) -> None:
+    mark = (
+        "<Contents><Key>t/mark/</Key><LastModified>2030-01-01T00:00:00.000Z</LastModified><ETag>e</ETag>"
+        "<Size>0</Size></Contents>"
+    )
+    listing = f"<ListBucketResult><IsTruncated>false</IsTruncated>{mark}</ListBucketResult>"
+    deleted = "<DeleteResult><Deleted><Key>t/mark</Key></Deleted></DeleteResult>"
+
+    def answer(request: str) -> bytes:
+        method, path = request.split(" ")[:2]
+        if path == "/token":
+            return token_answer("hush-token")
+        if method == "DELETE":
+            return fault if path.startswith("/lake/t/mark/") else said("204 No Content")
+        return said("200 OK", listing if method == "GET" else deleted)
+
+    with answering_store(answer) as store:
+        account = account_file(tmp_path, f"{store.endpoint}/token")
+        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(account))
+        monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+        at = {"s3_endpoint": store.endpoint, "s3_region": "eu-north-1", "gcs_endpoint": store.endpoint}
+        with pytest.raises(Unavailable, match="is not deleted"):
+            Stores(ServerSettings(_env_file=None, **at)).delete_folder(f"{root}/t")
 
 
 def test_credentials_that_are_not_there_are_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

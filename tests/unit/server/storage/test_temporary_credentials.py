@@ -144,6 +144,22 @@ def test_an_sts_that_is_not_there_is_unavailable() -> None:
         signers(s3_endpoint="http://127.0.0.1:9", s3_region="x", s3_role_arn=ROLE).vend(TABLE, 900)
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [
+        said("405 Method Not Allowed"),
+        said("404 Not Found", "There is no STS here."),
+        said("200 OK", "<html><br/></html>"),
+        said("200 OK", HANDED_OUT.format("AssumeRole").replace("2030-01-01T00:00:00Z", "soon")),
+    ],
+    ids=["no method", "no XML", "another page", "no time"],
+)
+def test_a_response_that_is_none_of_an_sts_is_unavailable(odd: bytes) -> None:
+    named = pytest.raises(Unavailable, match=r"STS does not answer .*LAKESHARE_S3_STS_ENDPOINT")
+    with answering_store(lambda _: odd) as store, named:
+        at(store, s3_role_arn=ROLE).vend(TABLE, 900)
+
+
 def test_keys_that_cannot_be_had_now_fail_no_listing_and_are_no_lasting_refusal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,6 +238,26 @@ def test_a_google_that_refuses_is_told_without_its_words(google: Callable[[str],
         with pytest.raises(Unserveable, match=r"narrows no token for gs://lake .*uniform") as caught:
             signers().vend("gs://lake/t", 900)
     assert "hush" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "silence",
+    [
+        b"",
+        said("503 Service Unavailable", "busy"),
+        said("429 Too Many Requests", "{}"),
+        said("200 OK", "<html>"),
+        said("200 OK", "{}"),
+    ],
+    ids=["cut off", "503", "429", "another page", "no token"],
+)
+def test_a_google_that_gives_no_answer_is_no_lasting_refusal(
+    google: Callable[[str], None], silence: bytes
+) -> None:
+    with answering_store(lambda asked: silence if "/narrow" in asked else a_token(asked)) as store:
+        google(store.endpoint)
+        with pytest.raises(Unavailable, match="issues no token"):
+            signers().vend("gs://lake/t", 900)
 
 
 ACCOUNT_KEY = b64encode(bytes(range(64))).decode()

@@ -55,6 +55,16 @@ def files() -> list[dict[str, Any]]:
             ["min(distance)=410 >= 50; day=2013-01-01", "every row matches"],
         ),
         ("day = '2013-01-02' AND distance > 400", ["day=2013-01-01", "max(distance)=390 <= 400"]),
+        (
+            "NOT (day = '2013-01-01' AND distance > 50)",
+            ["day=2013-01-01; min(distance)=410 > 50", "every row matches"],
+        ),
+        (
+            "(day = '2013-01-02' AND distance > 400) OR carrier = 'x'",
+            ["day=2013-01-01; min(carrier)=AA, max(carrier)=B6 without 'x' in between"],
+        ),
+        ("NOT (distance > 400 OR carrier = 'x')", ["min(distance)=410 > 400", "every row matches"]),
+        ("distance > 50 AND FALSE", ["the condition is constant"] * 5),
     ],
 )
 def test_each_file_is_told_what_decided(
@@ -78,6 +88,17 @@ def test_each_part_is_told_what_it_drops_by_itself(tmp_path: Path, files: list[d
     assert (found.files, found.kept, found.dropped, found.rows, found.uncounted) == (5, 1, 4, 0, 1)
 
 
+def test_parts_are_written_as_they_were_understood(tmp_path: Path, files: list[dict[str, Any]]) -> None:
+    index = an_index(tmp_path, FIELDS | {"late": "boolean", "at": "timestamp"}, files, ["day"])
+    texts = [
+        "(NOT (distance = 1) OR carrier IS NOT NULL)",
+        "(late = TRUE OR (distance > 1 AND carrier IS NULL))",
+        "(at < '2013-01-02 03:04:05' OR day = '2013-01-01')",
+    ]
+    written = " AND ".join(texts).replace("'2013-01-02 03", "TIMESTAMP '2013-01-02 03")
+    assert [part.text for part in explain(index, sql(written)).parts] == texts
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -88,6 +109,7 @@ def test_each_part_is_told_what_it_drops_by_itself(tmp_path: Path, files: list[d
         ("delay > 5", "there are no statistics of delay"),
         ("gate IS NULL", "the nulls of gate were not counted"),
         ("day = '2013-01-01' OR nowhere = 5", "nowhere is no column"),
+        ("NOT (nowhere = 5)", "nowhere is no column"),
         ("distance < 10000", None),
     ],
 )

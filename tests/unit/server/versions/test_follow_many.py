@@ -12,6 +12,7 @@ from pyiceberg.catalog import load_catalog
 
 from lakeshare_server.catalog import FollowedTables, open_catalog
 from lakeshare_server.catalog.listings import list_all_shared_tables
+from lakeshare_server.catalog.sharing import alter_table, editing
 from lakeshare_server.errors import BadRequest
 from lakeshare_server.provider import following
 from lakeshare_server.settings import ServerSettings
@@ -117,6 +118,19 @@ def test_two_tables_of_one_name_are_refused_and_not_mixed(run: Runner, tmp_path:
     ended = run.ended("table", "follow", str(one), str(other))
     assert (ended.code, followed()) == (1, {"sales.orders": str(one)})
     assert f"sales.orders is the name of {one} in the same request" in ended.output
+
+
+def test_following_again_changes_the_check_and_keeps_the_comment(run: Runner, tmp_path: Path) -> None:
+    follow = "table", "follow", str(a_delta_table(tmp_path / "one", ROWS, partitioned_by=())), "--share", "s"
+    run(*follow, "--as", "sales.one")
+    catalog = open_catalog(ServerSettings().catalog_url)
+    with editing(catalog, "tests") as edit:
+        alter_table(edit, "s", "sales", "one", comment="kept")
+    run(*follow, "--as", "sales.one", "--check-every", "3")
+    assert [(entry.path, entry.comment) for entry in list_all_shared_tables(catalog)] == [
+        ("s.sales.one", "kept")
+    ]
+    assert [one.check_every_s for one in FollowedTables(catalog).list()] == [3]
 
 
 def test_a_file_names_the_tables(run: Runner, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Where a followed table may be: how it is spelt, and which metadata file of an Iceberg folder is current."""
 
 import gzip
+import json
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -14,11 +15,13 @@ from lakeshare_server.errors import (
     Unavailable,
     Unserveable,
 )
+from lakeshare_server.nessie import NessieApi
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import Stores
 from lakeshare_server.versions import normalise_followed_location, read_unfollowed
 from lakeshare_server.versions.followed_iceberg import hide_locations
 from lakeshare_server.versions.metadata_sources import MetadataFolder
+from tests.builders.answering_store import answering_store, said
 from tests.builders.followed_iceberg import OwnedTable
 from tests.builders.http_server import listening
 
@@ -291,8 +294,29 @@ def test_a_catalog_that_does_not_answer_is_passing(place: str) -> None:
         read_unfollowed(place, Stores(SETTINGS), SETTINGS)
 
 
+@pytest.mark.parametrize("answer", ["<html>", "{}", "[]", ""])
+def test_a_response_that_is_none_of_a_catalog_is_passing(
+    monkeypatch: pytest.MonkeyPatch, answer: str
+) -> None:
+    with answering_store(lambda _: said("200 OK", answer), closes=True) as proxy:
+        monkeypatch.setenv("PYICEBERG_CATALOG__PROD_LAKE__URI", proxy.endpoint)
+        monkeypatch.setenv("PYICEBERG_CATALOG__PROD_LAKE__TYPE", "rest")
+        with pytest.raises(Unavailable, match="catalog prod-lake cannot be asked"):
+            read_unfollowed("iceberg:prod-lake/sales.orders", Stores(SETTINGS), SETTINGS)
+
+
+@pytest.mark.parametrize("token", [None, "same"])
+def test_a_nessie_whose_pages_do_not_end_is_asked_no_more(token: str | None) -> None:
+    page = json.dumps({"entries": [], "hasMore": True, "token": token})
+    with answering_store(lambda _: said("200 OK", page), closes=True) as nessie:
+        api = NessieApi(nessie.endpoint, None, lambda *fault: Unavailable(str(fault), ""), timeout_s=5)
+        with pytest.raises(Unavailable, match="not one of Nessie"):
+            list(api.pages("/trees/main/entries", "entries", {}))
+        assert len(nessie.requests) == (1 if token is None else 2)
+
+
 @pytest.mark.parametrize(
-    ("status", "error", "said"),
+    ("status", "error", "words"),
     [
         (401, Unserveable, "is refused to our token"),
         (403, Unserveable, "is refused to our token"),
@@ -302,7 +326,7 @@ def test_a_catalog_that_does_not_answer_is_passing(place: str) -> None:
     ],
 )
 def test_an_error_of_nessie_is_reported_without_token_and_password(
-    monkeypatch: pytest.MonkeyPatch, status: int, error: type[LakeshareError], said: str
+    monkeypatch: pytest.MonkeyPatch, status: int, error: type[LakeshareError], words: str
 ) -> None:
     class Answering(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -319,7 +343,7 @@ def test_an_error_of_nessie_is_reported_without_token_and_password(
         url = f"http://reader:a-secret-password@127.0.0.1:{server.server_port}/api/v2"
         monkeypatch.setenv("PYICEBERG_CATALOG__PROD_LAKE__URI", url)
         monkeypatch.setenv("PYICEBERG_CATALOG__PROD_LAKE__TOKEN", "a-secret-token")
-        with pytest.raises(error, match=said) as refused:
+        with pytest.raises(error, match=words) as refused:
             read_unfollowed("nessie:prod-lake/sales.orders", Stores(SETTINGS), SETTINGS)
     assert "a-secret" not in str(refused.value)
 
