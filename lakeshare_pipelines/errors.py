@@ -3,30 +3,31 @@
 LakeshareError (lakeshare_server.errors)
 └── PipelineError
     ├── ContractError      path, line, field, problem, hint, also
-    ├── DeliveryError      delivery, reason, fix
-    │   └── StoreError     delivery, reason, fix
-    ├── SourceError        source, reason, fix
+    ├── SubjectError       subject, reason, fix
+    │   ├── DeliveryError
+    │   │   └── StoreError
+    │   ├── SourceError
+    │   ├── SampleError
+    │   ├── MaintenanceError
+    │   ├── WarehouseError
+    │   ├── DownloadError
+    │   └── BackupError
+    │       ├── ReportUnusable
+    │       ├── ObjectMissing
+    │       ├── DamagedRecord
+    │       └── NoResponse
     ├── InputError         subject, table, reason, fix
     ├── TransformError     path, table, function, reason, fix
-    ├── SampleError        sample, reason, fix
     ├── NotAudited         staged, reason
     ├── Conflict           tables, base, head
     ├── BranchMoved        branch, expected, found
     ├── NoSuchPublication  table, version
-    ├── MaintenanceError   table, reason, fix
     ├── ChangesDoNotAddUp  folder, found, expected
     ├── NessieError        status, code, message
     ├── IcebergCatalogError  catalog, reason, fix
     ├── SparkError         reason, fix
-    ├── WarehouseError     location, reason, fix
     ├── JavaError          reason, fix
-    ├── DownloadError      coordinate, reason, fix
     ├── UnknownSelection   selection, reason
-    ├── BackupError        subject, reason, fix
-    │   ├── ReportUnusable
-    │   ├── ObjectMissing  subject
-    │   ├── DamagedRecord  subject, reason
-    │   └── NoResponse     subject, reason
     └── SnowflakeError     reason, fix, passing
 """
 
@@ -38,6 +39,16 @@ from lakeshare_server.errors import LakeshareError
 
 class PipelineError(LakeshareError):
     """Base class of the pipelines' errors."""
+
+
+class SubjectError(PipelineError):
+    """An error with its subject, a reason and a fix."""
+
+    title = ""
+
+    def __init__(self, subject: str, reason: str, fix: str) -> None:
+        super().__init__(f"{self.title}{subject}: {reason}. {fix}")
+        self.subject, self.reason, self.fix = subject, reason, fix
 
 
 class ContractError(PipelineError):
@@ -62,24 +73,20 @@ class ContractError(PipelineError):
         self.also = tuple(also)
 
 
-class DeliveryError(PipelineError):
+class DeliveryError(SubjectError):
     """A delivery that cannot be read or is incomplete, or changed while it was read."""
 
-    def __init__(self, delivery: str, reason: str, fix: str) -> None:
-        super().__init__(f"delivery {delivery}: {reason}. {fix}")
-        self.delivery, self.reason, self.fix = delivery, reason, fix
+    title = "delivery "
 
 
 class StoreError(DeliveryError):
     """The store of the landing area refused a request or did not respond."""
 
 
-class SourceError(PipelineError):
+class SourceError(SubjectError):
     """A source that cannot be read, or whose rows cannot be continued where the last publication ended."""
 
-    def __init__(self, source: str, reason: str, fix: str) -> None:
-        super().__init__(f"source {source}: {reason}. {fix}")
-        self.source, self.reason, self.fix = source, reason, fix
+    title = "source "
 
 
 class InputError(PipelineError):
@@ -98,12 +105,8 @@ class TransformError(PipelineError):
         self.path, self.table, self.function, self.reason, self.fix = path, table, function, reason, fix
 
 
-class SampleError(PipelineError):
+class SampleError(SubjectError):
     """Data that no contract can be drafted from, or that a contract cannot be tested on."""
-
-    def __init__(self, sample: str, reason: str, fix: str) -> None:
-        super().__init__(f"{sample}: {reason}. {fix}")
-        self.sample, self.reason, self.fix = sample, reason, fix
 
 
 class NotAudited(PipelineError):
@@ -147,12 +150,10 @@ class NoSuchPublication(PipelineError):
         self.table, self.version = table, version
 
 
-class MaintenanceError(PipelineError):
+class MaintenanceError(SubjectError):
     """Maintenance of a table was refused; its publications and files stay as they were."""
 
-    def __init__(self, table: str, reason: str, fix: str) -> None:
-        super().__init__(f"maintenance of {table}: {reason}. {fix}")
-        self.table, self.reason, self.fix = table, reason, fix
+    title = "maintenance of "
 
 
 class ChangesDoNotAddUp(PipelineError):
@@ -191,12 +192,8 @@ class SparkError(PipelineError):
         self.reason, self.fix = reason, fix
 
 
-class WarehouseError(PipelineError):
+class WarehouseError(SubjectError):
     """The store of the tables refused a request, did not respond, or lacks what publication needs."""
-
-    def __init__(self, location: str, reason: str, fix: str) -> None:
-        super().__init__(f"{location}: {reason}. {fix}")
-        self.location, self.reason, self.fix = location, reason, fix
 
 
 class JavaError(PipelineError):
@@ -207,12 +204,8 @@ class JavaError(PipelineError):
         self.reason, self.fix = reason, fix
 
 
-class DownloadError(PipelineError):
+class DownloadError(SubjectError):
     """A pinned file could not be downloaded, or differs from the lock file."""
-
-    def __init__(self, coordinate: str, reason: str, fix: str) -> None:
-        super().__init__(f"{coordinate}: {reason}. {fix}")
-        self.coordinate, self.reason, self.fix = coordinate, reason, fix
 
 
 class UnknownSelection(PipelineError):
@@ -234,12 +227,8 @@ class SnowflakeError(PipelineError):
         self.reason, self.fix, self.passing = reason, fix, passing
 
 
-class BackupError(PipelineError):
+class BackupError(SubjectError):
     """A backup or restore that cannot continue; `subject` is a location, a point or a setting."""
-
-    def __init__(self, subject: str, reason: str, fix: str) -> None:
-        super().__init__(f"{subject}: {reason}. {fix}")
-        self.subject, self.reason, self.fix = subject, reason, fix
 
 
 class ReportUnusable(BackupError):

@@ -281,6 +281,10 @@ class DeltaStaging:
         head = self.seal(staged.ref)
         if head != staged.head:
             raise BranchMoved(staged.ref, staged.head, head)
+        for name in self.tables:
+            if any("deletionVector" in add for add in self.list_staged_adds(name, staged.ref)):
+                why = f"{name} was changed there with deletion vectors; run the partition again"
+                raise NotAudited(staged.ref, why)
         base = json.loads(staged.base)
         landed = self._landed_versions(staged)
         changed = [name for name in self.tables if landed[name] is None and self._version(name) != base[name]]
@@ -512,9 +516,6 @@ class DeltaStaging:
             }
             actions.append({"remove": {**named, **removed, **_get_vector(row)}})
         for add in log.adds.values():
-            if "deletionVector" in add:
-                why = f"{table.name} was changed there with deletion vectors; run the partition again"
-                raise NotAudited(staged.ref, why)
             actions.append({"add": {**add, "path": f"{prefix}/{add['path']}", "dataChange": True}})
         for add in self._list_change_files(table.name, staged.ref):
             named = {"path": f"{prefix}/{CHANGE_DATA}/{add['path']}", "dataChange": False}
@@ -558,9 +559,6 @@ class DeltaStaging:
         from deltalake.transaction import AddAction
 
         for add in self.list_staged_adds(name, ref):
-            if "deletionVector" in add:
-                why = f"{name} was changed there with deletion vectors; run the partition again"
-                raise NotAudited(ref, why)
             yield AddAction(
                 # The log holds the path percent-encoded, and AddAction encodes it again.
                 f"{STAGED_FOLDER}/{ref}/{unquote(add['path'])}",
@@ -581,8 +579,9 @@ class DeltaStaging:
         for found in self.lake.stores.list(log_folder):
             if not COMMIT.fullmatch(found.location.removeprefix(log_folder)):
                 continue
-            for line in self.lake.stores.read(found.location).decode().splitlines():
-                action = json.loads(line)
+            actions = [*map(json.loads, self.lake.stores.read(found.location).splitlines())]
+            # First the files that are removed: one with a new deletion vector is removed and added, in any order.
+            for action in sorted(actions, key=lambda action: "remove" not in action):
                 log.protocol = action.get("protocol", log.protocol)
                 log.metadata = action.get("metaData", log.metadata)
                 if "remove" in action:

@@ -487,8 +487,10 @@ class IcebergStaging:
         return compute_iceberg_matrix(self.lake.stores, get_state(self.lake, table.name, at))
 
     def _prepare(self, ref: str, table: Table) -> None:
+        self._prepare_at(self.lake.table_at(table.name, ref), table)
+
+    def _prepare_at(self, target: str, table: Table) -> None:
         """Create a table, or add to it what its contract has more."""
-        target = self.lake.table_at(table.name, ref)
         if self.lake.spark.catalog.tableExists(target):
             self._evolve(target, table)
         else:

@@ -251,7 +251,7 @@ def test_refused_credentials_are_named(
     for find in (source.listed, source.find):
         with pytest.raises(StoreError) as caught:
             find()
-        assert source.bucket in caught.value.delivery
+        assert source.bucket in caught.value.subject
         assert reason in caught.value.reason
         assert fix in caught.value.fix
     [finding] = [found for found in check_folders(source.settings) if found.name == "landing"]
@@ -302,7 +302,7 @@ def test_unreadable_files_are_named_with_reason_and_remedy(source: Source, tmp_p
         [spoilt] = [found for found in assign_files(contract, delivery) if found.file.name == file]
         with pytest.raises(DeliveryError) as caught:
             require_readable(spoilt)
-        assert caught.value.delivery == f"sensors/all/{file}"
+        assert caught.value.subject == f"sensors/all/{file}"
         assert reason in caught.value.reason
         assert fix in caught.value.fix
     packed = zipped("id,name\n1," + "x" * (3 << 20))

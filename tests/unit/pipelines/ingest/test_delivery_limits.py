@@ -38,7 +38,7 @@ def test_a_line_above_the_limit_is_refused_with_its_number_and_the_setting(
     packed = gzip.compress(content, 1) if name.endswith(".gz") else content
     with pytest.raises(DeliveryError) as caught:
         look_through(tmp_path, name, packed, max_line_mb=2)
-    assert caught.value.delivery == f"sensors/all/{name}"
+    assert caught.value.subject == f"sensors/all/{name}"
     assert "line 3" in caught.value.reason
     assert "LAKESHARE_MAX_LINE_MB" in caught.value.fix
 
