@@ -9,6 +9,7 @@ LakeshareError (lakeshare_server.errors)
     │   ├── SourceError
     │   ├── SampleError
     │   ├── MaintenanceError
+    │   ├── IcebergCatalogError
     │   ├── WarehouseError
     │   ├── DownloadError
     │   └── BackupError
@@ -24,7 +25,6 @@ LakeshareError (lakeshare_server.errors)
     ├── NoSuchPublication  table, version
     ├── ChangesDoNotAddUp  folder, found, expected
     ├── NessieError        status, code, message
-    ├── IcebergCatalogError  catalog, reason, fix
     ├── SparkError         reason, fix
     ├── JavaError          reason, fix
     ├── UnknownSelection   selection, reason
@@ -176,12 +176,10 @@ class NessieError(PipelineError):
         self.status, self.code = status, code
 
 
-class IcebergCatalogError(PipelineError):
+class IcebergCatalogError(SubjectError):
     """The Iceberg catalog of the settings is not usable, refused a request or did not respond."""
 
-    def __init__(self, catalog: str, reason: str, fix: str) -> None:
-        super().__init__(f"Iceberg catalog {catalog}: {reason}. {fix}.")
-        self.catalog, self.reason, self.fix = catalog, reason, fix
+    title = "Iceberg catalog "
 
 
 class SparkError(PipelineError):

@@ -185,7 +185,7 @@ def check_iceberg_catalog(settings: LakeSettings) -> Iterator[Check]:
                 count = len(opened.list_namespaces())
             yield Check(title, f"{named}{catalog.address} responds, with {count} namespaces")
     except IcebergCatalogError as error:
-        yield Check(title, f"{error.catalog}: {error.reason}", error.fix)
+        yield Check(title, f"{error.subject}: {error.reason}", error.fix)
         return
     yield Check("publication in the catalog", WEAKER)
 

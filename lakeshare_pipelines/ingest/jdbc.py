@@ -116,7 +116,8 @@ class JdbcTable:
 
     def _from(self) -> str:
         query = self.entry.query
-        return str(self.entry.table) if query is None else f"({query.rstrip().rstrip(';')}) source_rows"
+        # A query may end with a comment.
+        return str(self.entry.table) if query is None else f"({query.rstrip().rstrip(';')}\n) source_rows"
 
     def _find_ranges(self, statement: str) -> Mapping[str, str]:
         """The options by which Spark reads by several connections."""

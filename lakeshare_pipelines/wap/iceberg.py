@@ -365,8 +365,7 @@ class IcebergStaging:
         self.lake.stores.write(f"{folder}/{PLANNED}", b"")
 
     def record_changes_again(self, staged: Staged, table: Table) -> None:
-        # Changes of Iceberg tables are recorded with their publication.
-        return
+        """Changes of Iceberg tables are recorded with their publication."""
 
     def make_serveable(self, ref: str, table: Table) -> tuple[str, ...]:
         promise = table.serveable_to
