@@ -156,7 +156,7 @@ class JdbcTable:
         return self.context.spark.read.format("jdbc").options(**options).load()
 
 
-def explain_error(context: SourceContext, error: Exception) -> SourceError | None:
+def explain_error(context: SourceContext, error: BaseException) -> SourceError | None:
     """The error of a database or of its driver, without the password; None for other errors and sources."""
     entry = None if context.table.reads is None else context.table.reads.jdbc
     if entry is None:

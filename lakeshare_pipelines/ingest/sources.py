@@ -143,7 +143,7 @@ def find_source_read(context: SourceContext, since: Position | None) -> SourceRe
     try:
         kept: Position = json.loads(json.dumps(until, allow_nan=False, ensure_ascii=False).encode())
     except (TypeError, ValueError, RecursionError) as error:
-        raise context.fail(f"its position is not JSON: {error}", "Return texts, numbers and lists.") from error
+        raise context.fail(f"its position is not JSON: {error}", "Return values of JSON.") from error
     return SourceRead(context, source, since, kept)
 
 
