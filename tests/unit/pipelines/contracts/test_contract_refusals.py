@@ -76,7 +76,7 @@ WRONG_VALUES: tuple[tuple[str, Any], ...] = (
     ("schema.0.quality", [{"type": "text", "mustBee": 5}]),
     ("schema.0.quality", [{"type": "sql", "name": "r", "query": "SELECT 1", "mustBeBetween": [1]}]),
     ("schema.0.quality", [{"type": "sql", "name": "r", "query": "SELECT '{' FROM {orders}", "mustBe": 0}]),
-    ("schema.0.quality", [{"type": "sql", "name": "r", "query": "SELECT id FROM {oders}", "mustBe": 0}]),
+    ("schema.0.quality", [{"type": "sql", "name": "r", "query": "SELECT id FROM {order}", "mustBe": 0}]),
     (
         "schema.0.quality",
         [{"type": "sql", "name": "r", "query": "SELECT {property} FROM {orders}", "mustBe": 0}],
