@@ -479,7 +479,7 @@ def read_sql(read: "Callable[[], DataFrame]", title: str, name: str) -> Sample:
     with _translate_spark_errors(title, "Give a table or a query that Spark SQL knows."):
         frame = read()
         _ = frame.schema  # Spark Connect analyses no earlier
-    return from_frame(frame, title, name, name)
+        return from_frame(frame, title, name, name)
 
 
 @contextmanager

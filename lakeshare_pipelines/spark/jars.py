@@ -322,10 +322,8 @@ def _require_space(settings: LakeSettings, missing: Sequence[PinnedJar]) -> None
 def _machine_certificates() -> Iterator[None]:
     """Applies SSL_CERT_FILE and SSL_CERT_DIR to jgo's HTTP library, which reads REQUESTS_CA_BUNDLE only."""
     bundle = os.environ.get("SSL_CERT_FILE") or os.environ.get("SSL_CERT_DIR")
-    if bundle is None or "REQUESTS_CA_BUNDLE" in os.environ or "CURL_CA_BUNDLE" in os.environ:
-        yield
-        return
-    with set_variable("REQUESTS_CA_BUNDLE", bundle):
+    is_named = not {"REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"}.isdisjoint(os.environ)
+    with nullcontext() if bundle is None or is_named else set_variable("REQUESTS_CA_BUNDLE", bundle):
         yield
 
 

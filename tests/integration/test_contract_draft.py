@@ -14,7 +14,7 @@ from lakeshare_pipelines.contracts import SetContract, load_contract
 from lakeshare_pipelines.errors import SampleError
 from lakeshare_pipelines.ingest import profile
 from lakeshare_pipelines.ingest.draft import draft_contract, render
-from lakeshare_pipelines.ingest.profile import from_frame, read_files
+from lakeshare_pipelines.ingest.profile import from_frame, read_files, read_sql
 from lakeshare_pipelines.wap.audit import audit_files, open_trial_lake
 from lakeshare_pipelines.wap.staged import Lake
 from tests.builders.landing import avro_bytes, orc_bytes, parquet_bytes, xml_text
@@ -344,6 +344,8 @@ def test_what_no_contract_can_be_drafted_from_is_named(lake: Lake, tmp_path: Pat
         read_files(lake.spark, [str(tmp_path / "folder")])
     with pytest.raises(SampleError, match=r"has no column of a type that a contract can have"):
         from_frame(lake.spark.sql("select interval 1 day as length"), "a query", "a", "a")
+    with pytest.raises(SampleError, match=r"Reference `id` is ambiguous"):
+        read_sql(lambda: lake.spark.sql("select 1 as id, 2 as ID"), "a query", "a")
     with pytest.raises(SampleError, match=r"there is no such file"):
         read_files(lake.spark, [str(tmp_path / "none.csv")])
     (tmp_path / "h.csv").write_text("id\n1\n")
