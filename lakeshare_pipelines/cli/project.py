@@ -68,9 +68,8 @@ def write_project(folder: Path) -> list[str]:
     try:
         (folder / "contracts").mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise BadRequest(
-            "FOLDER", str(folder), f"It cannot be made ({error.strerror}); give a folder."
-        ) from error
+        hint = f"It cannot be made ({error.strerror}); give a folder."
+        raise BadRequest("FOLDER", str(folder), hint) from error
     for name, template in TEMPLATES.items():
         text = Template((templates / f"{template}.template").read_text(encoding="utf-8")).substitute(values)
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

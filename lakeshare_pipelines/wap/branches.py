@@ -279,8 +279,7 @@ class BranchStaging(IcebergStaging):
             return self.land(staged, evidence)
         except Conflict as obstacle:
             log.warning(
-                "%s landed in part and cannot be completed: %s It is reverted; run the partition again, or "
-                "`lakeshare wap retry`.",
+                "%s landed in part and cannot be completed: %s It is reverted; run it again, or `wap retry`.",
                 staged.title,
                 obstacle,
             )

@@ -314,13 +314,13 @@ class DeltaStaging:
         """Land the rest of a set that landed in part; if that is impossible, revert it and return None."""
         try:
             return self.land(staged, evidence)
-        except (Conflict, BranchMoved) as obstacle:
+        except (Conflict, BranchMoved, WarehouseError) as obstacle:
             landed = self._landed_versions(staged)
-            if None not in landed.values():
+            # Of a store that does not respond, the set is completed later.
+            if None not in landed.values() or isinstance(obstacle.__cause__, OSError):
                 raise
             log.warning(
-                "%s landed in part and cannot be completed: %s It is reverted; run the partition again, or "
-                "`lakeshare wap retry`.",
+                "%s landed in part and cannot be completed: %s It is reverted; run it again, or `wap retry`.",
                 staged.title,
                 obstacle,
             )
@@ -423,7 +423,7 @@ class DeltaStaging:
                 yield version, commit
 
     def _commit(self, table: Table, staged: Staged, evidence: Mapping[str, object], base: int) -> int:
-        from deltalake.exceptions import CommitFailedError, DeltaError
+        from deltalake.exceptions import DeltaError
         from deltalake.transaction import CommitProperties, Transaction, create_table_with_add_actions
 
         def properties(ordinal: int) -> CommitProperties:
@@ -466,12 +466,12 @@ class DeltaStaging:
                 partition_filters=replaced,
                 commit_properties=properties(ordinal),
             )
-        except CommitFailedError as error:
-            raise Conflict([table.name], str(base), str(self._version(table.name))) from error
         except DeltaError as error:
-            if base == ABSENT and self._version(table.name) != ABSENT:
-                raise Conflict([table.name], "no table", str(self._version(table.name))) from error
-            raise
+            now = self._version(table.name)
+            if now != base:
+                raise Conflict([table.name], "no table" if base == ABSENT else str(base), str(now)) from error
+            fix = "Write to a table without it; new ones have the defaults of LAKESHARE_SPARK_CONF"
+            raise WarehouseError(location, f"deltalake does not write the table: {error}", fix) from error
         return base + 1
 
     def _list_replaced_values(self, staged: Staged, table: Table) -> dict[str, list[str]] | None:
