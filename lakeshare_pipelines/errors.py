@@ -3,30 +3,31 @@
 LakeshareError (lakeshare_server.errors)
 └── PipelineError
     ├── ContractError      path, line, field, problem, hint, also; a DocumentError of the server, too
-    ├── DeliveryError      delivery, reason, fix
-    │   └── StoreError     delivery, reason, fix
-    ├── SourceError        source, reason, fix
+    ├── SubjectError       subject, reason, fix
+    │   ├── DeliveryError
+    │   │   └── StoreError
+    │   ├── SourceError
+    │   ├── SampleError
+    │   ├── MaintenanceError
+    │   ├── IcebergCatalogError
+    │   ├── WarehouseError
+    │   ├── DownloadError
+    │   └── BackupError
+    │       ├── ReportUnusable
+    │       ├── ObjectMissing
+    │       ├── DamagedRecord
+    │       └── NoResponse
     ├── InputError         subject, table, reason, fix
     ├── TransformError     path, table, function, reason, fix
-    ├── SampleError        sample, reason, fix
     ├── NotAudited         staged, reason
     ├── Conflict           tables, base, head
     ├── BranchMoved        branch, expected, found
     ├── NoSuchPublication  table, version
-    ├── MaintenanceError   table, reason, fix
     ├── ChangesDoNotAddUp  folder, found, expected
     ├── NessieError        status, code, message
-    ├── IcebergCatalogError  catalog, reason, fix
     ├── SparkError         reason, fix
-    │   └── JavaError      reason, fix
-    ├── WarehouseError     location, reason, fix
-    ├── DownloadError      coordinate, reason, fix
+    │   └── JavaError
     ├── UnknownSelection   selection, reason
-    ├── BackupError        subject, reason, fix
-    │   ├── ReportUnusable
-    │   ├── ObjectMissing  subject
-    │   ├── DamagedRecord  subject, reason
-    │   └── NoResponse     subject, reason
     └── SnowflakeError     reason, fix, passing
 """
 
@@ -157,12 +158,10 @@ class NessieError(PipelineError):
         self.status, self.code = status, code
 
 
-class IcebergCatalogError(PipelineError):
+class IcebergCatalogError(SubjectError):
     """The Iceberg catalog of the settings is not usable, refused a request or did not respond."""
 
-    def __init__(self, catalog: str, reason: str, fix: str) -> None:
-        super().__init__(f"Iceberg catalog {catalog}: {reason}. {fix}.")
-        self.catalog, self.reason, self.fix = catalog, reason, fix
+    title = "Iceberg catalog "
 
 
 class SparkError(PipelineError):

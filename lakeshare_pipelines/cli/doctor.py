@@ -175,29 +175,32 @@ def check_iceberg_catalog(settings: LakeSettings) -> Iterator[Check]:
         catalog = NamedCatalog.load(settings)
         if catalog is None:
             return
-        shown = f"{catalog.name} ({catalog.type}), {catalog.address}"
+        named = f"{catalog.name} ({catalog.type}), "
         if catalog.type == "sql":
             # Opened by pyiceberg, it would get its tables.
-            yield _probe_database(title, catalog.properties["uri"], shown, "correct its uri")
+            yield _probe_database(title, catalog.properties["uri"], "correct its uri", named)
         else:
             opened = catalog.open(settings, Stores(settings))
             with translate_catalog_errors(catalog.name):
                 count = len(opened.list_namespaces())
-            yield Check(title, f"{shown} responds, with {count} namespaces")
+            yield Check(title, f"{named}{catalog.address} responds, with {count} namespaces")
     except IcebergCatalogError as error:
-        yield Check(title, f"{error.catalog}: {error.reason}", error.fix)
+        yield Check(title, f"{error.subject}: {error.reason}", error.fix)
         return
     yield Check("publication in the catalog", WEAKER)
 
 
 def check_database(settings: LakeSettings) -> Iterator[Check]:
-    shown = sqlalchemy.make_url(settings.catalog_url).set(query={}).render_as_string(hide_password=True)
-    yield _probe_database("database", settings.catalog_url, shown, "correct LAKESHARE_DATABASE_URL")
+    yield _probe_database("database", settings.catalog_url, "correct LAKESHARE_DATABASE_URL")
 
 
-def _probe_database(name: str, address: str, shown: str, remedy: str) -> Check:
+def _probe_database(name: str, address: str, remedy: str, named: str = "") -> Check:
     """Connects to a database; a SQLite file is not created."""
-    url = sqlalchemy.make_url(address)
+    try:
+        url = sqlalchemy.make_url(address)
+    except (sqlalchemy.exc.ArgumentError, ValueError):
+        return Check(name, "its URL has no valid form, which may be its port", f"Start it, or {remedy}")
+    shown = named + url.set(query={}).render_as_string(hide_password=True)
     if url.get_backend_name() == "sqlite" and url.database and not Path(url.database).exists():
         return Check(name, f"{shown} is made by the first run")
     try:

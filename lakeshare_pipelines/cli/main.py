@@ -232,7 +232,7 @@ def doctor() -> None:
 
 @app.command()
 def down() -> None:
-    """Stop the embedded Nessie of this state folder."""
+    """Stop the embedded Nessie of this state folder; runs and commands that read staged sets leave it running."""
     from lakeshare_pipelines.nessie.server import stop_nessie
 
     typer.echo("Nessie stopped." if stop_nessie(load_settings()) else "Nessie was not running.")
@@ -381,18 +381,24 @@ def spark_conf() -> None:
 def repair() -> None:
     """Complete publications that crashed runs left unfinished, and record lost changes of publications again.
 
-    The next run of a set completes its publications, too, and the nightly janitor does both.
+    The next run of a set completes its publications, too, and the nightly janitor does both. Exit code 1 if a set
+    fails; the others are repaired.
     """
+    from lakeshare_pipelines.share import publication
     from lakeshare_pipelines.share.changes import restore_changes
-    from lakeshare_pipelines.share.publication import repair as repair_set
+
+    def repair_set(contract: "SetContract") -> None:
+        _print_publications(publication.repair(lake, catalog, contract))
+        for restored in restore_changes(lake, catalog, contract):
+            typer.echo(f"{restored.table}: recorded the changes of publication {restored.version} again")
 
     contracts, catalog = list_contracts(), _open_catalog()
     # Spark starts only if changes are not recorded or lost.
     with _open_lake_with_spark() as lake:
-        for contract in contracts:
-            _print_publications(repair_set(lake, catalog, contract))
-            for restored in restore_changes(lake, catalog, contract):
-                typer.echo(f"{restored.table}: recorded the changes of publication {restored.version} again")
+        failed = publication.for_each_set(contracts, repair_set)
+    for reason in failed.values():
+        typer.secho(f"lakeshare: {reason}", err=True, fg=typer.colors.RED)
+    raise typer.Exit(bool(failed))
 
 
 @app.command("ci-gate")

@@ -168,8 +168,7 @@ class Exporter:
     def wait(self) -> None:
         """Waits for Ctrl-C or the end of serving."""
         with suppress(KeyboardInterrupt):
-            while not self._stop.wait(3600):
-                pass
+            self._stop.wait()
 
     def read(self) -> "list[Samples]":
         from lakeshare_server.metrics import Samples

@@ -54,20 +54,22 @@ def write_project(folder: Path) -> list[str]:
     """Writes the files of a project; returns their paths below the folder.
 
     Raises:
-        BadRequest: the folder holds some of them, or is a file; nothing is written.
+        BadRequest: the folder holds some of them, or cannot be made; nothing is written.
     """
     from lakeshare_pipelines.ingest.draft import to_words
     from lakeshare_pipelines.settings import SHORT_RUNS
 
-    if folder.exists() and not folder.is_dir():
-        raise BadRequest("FOLDER", str(folder), "It is a file; give a folder.")
     taken = [name for name in TEMPLATES if (folder / name).exists()]
     if taken:
         hint = f"It holds {', '.join(taken)}, which would be replaced: give an empty folder, or move them."
         raise BadRequest("FOLDER", str(folder), hint)
     values = {"name": to_words(folder.resolve().name).replace("_", "-") or "lake", "short_runs": SHORT_RUNS}
     templates = files("lakeshare_pipelines") / "cli" / "templates"
-    (folder / "contracts").mkdir(parents=True, exist_ok=True)
+    try:
+        (folder / "contracts").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        hint = f"It cannot be made ({error.strerror}); give a folder."
+        raise BadRequest("FOLDER", str(folder), hint) from error
     for name, template in TEMPLATES.items():
         text = Template((templates / f"{template}.template").read_text(encoding="utf-8")).substitute(values)
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

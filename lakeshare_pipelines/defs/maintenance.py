@@ -11,7 +11,7 @@ from lakeshare_pipelines.defs.wap import LakeResource, retry_on_outage, table_ke
 from lakeshare_pipelines.maintenance.compaction import TableFigures
 from lakeshare_pipelines.maintenance.run import MaintenanceResult, maintain
 from lakeshare_pipelines.share.changes import restore_changes
-from lakeshare_pipelines.share.publication import drop_abandoned, repair
+from lakeshare_pipelines.share.publication import drop_abandoned, for_each_set, repair
 from lakeshare_pipelines.wap import stage
 from lakeshare_server.catalog import Ledger
 from lakeshare_server.catalog.audit import prune
@@ -137,7 +137,7 @@ def janitor_definitions(contracts: Sequence[SetContract]) -> dg.Definitions:
                 context.log.info(f"recorded the changes of {row.table} in publication {row.version} again")
 
         # The steps that need it report the failed sets.
-        return _for_each_set(contracts, repair_set, {})
+        return for_each_set(contracts, repair_set)
 
     drop_abandoned_places = _make_drop_op(
         "drop_abandoned_places",
@@ -180,21 +180,8 @@ def _make_drop_op(
             dropped = drop(lakeshare, contract)
             context.log.info(f"{contract.name}: removed {len(dropped)}: {', '.join(dropped) or 'none'}")
 
-        if reasons := _for_each_set(contracts, drop_of_set, failed):
+        others = [contract for contract in contracts if contract.name not in failed]
+        if reasons := failed | for_each_set(others, drop_of_set):
             raise dg.Failure("; ".join(reasons.values()), allow_retries=False)
 
     return drop_op
-
-
-def _for_each_set(
-    contracts: Sequence[SetContract], clean: Callable[[SetContract], None], failed: Mapping[str, str]
-) -> dict[str, str]:
-    """Cleans the sets that have not failed; returns all that have by then, and why."""
-    reasons = dict(failed)
-    for contract in contracts:
-        try:
-            if contract.name not in failed:
-                clean(contract)
-        except LakeshareError as error:
-            reasons[contract.name] = f"{contract.name}: {error}"
-    return reasons

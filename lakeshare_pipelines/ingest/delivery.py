@@ -443,7 +443,7 @@ def _require_manifest(delivery: Delivery) -> None:
             reason = f"{name} has {size} bytes, {MANIFEST} has {entry['size']}"
             raise DeliveryError(delivery.title, reason, fix)
         sha256 = entry.get("sha256")
-        if sha256 is not None and sha256 != delivery.landing.compute_sha256(present[name]):
+        if sha256 is not None and sha256.lower() != delivery.landing.compute_sha256(present[name]):
             raise DeliveryError(delivery.title, f"{name} has another SHA-256 than in {MANIFEST}", fix)
 
 
@@ -459,8 +459,8 @@ def _read_manifest(landing: Landing, file: DeliveredFile) -> list[dict[str, Any]
     with landing.translate_errors(file), landing.open(file) as opened:
         content = opened.read()
     try:
-        manifest = json.loads(content.decode())
-    except ValueError as error:
+        manifest = json.loads(content.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
         raise _make_manifest_error(file, str(error)) from error
     entries = manifest.get("files") if isinstance(manifest, dict) else None
     is_valid = isinstance(entries, list) and all(

@@ -10,7 +10,7 @@ import re
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from lakeshare_pipelines.contracts.column_types import DEFAULTS, get_base_type
 from lakeshare_pipelines.ingest.profile import (
@@ -24,9 +24,6 @@ from lakeshare_pipelines.ingest.profile import (
     find_unique,
     profile_sample,
 )
-
-if TYPE_CHECKING:
-    pass
 
 TableFormat = Literal["iceberg", "delta"]
 

@@ -116,7 +116,8 @@ class JdbcTable:
 
     def _from(self) -> str:
         query = self.entry.query
-        return str(self.entry.table) if query is None else f"({query.rstrip().rstrip(';')}) source_rows"
+        # A query may end with a comment.
+        return str(self.entry.table) if query is None else f"({query.rstrip().rstrip(';')}\n) source_rows"
 
     def _find_ranges(self, statement: str) -> Mapping[str, str]:
         """The options by which Spark reads by several connections."""
@@ -155,7 +156,7 @@ class JdbcTable:
         return self.context.spark.read.format("jdbc").options(**options).load()
 
 
-def explain_error(context: SourceContext, error: Exception) -> SourceError | None:
+def explain_error(context: SourceContext, error: BaseException) -> SourceError | None:
     """The error of a database or of its driver, without the password; None for other errors and sources."""
     entry = None if context.table.reads is None else context.table.reads.jdbc
     if entry is None:

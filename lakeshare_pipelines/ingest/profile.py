@@ -10,6 +10,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
@@ -135,15 +136,17 @@ def read_files(spark: "SparkSession", patterns: Sequence[str], folder: Path | No
         except csv.Error as error:
             fix = "Write it with double quotes around fields with delimiters or line ends."
             raise SampleError(title, f"is no CSV: {error}", fix) from error
-    if kind == "jsonl":
-        is_document = _read_head(files[0]).lstrip().startswith(("[", "{\n", "{\r"))
-        parts, remark = (files, "") if is_document else take_parts(files, folder)
-        return _read_json(spark, parts, title + remark, name, source, is_document=is_document)
-    if kind == "xml":
-        return _read_xml(spark, files, title, name, source)
-    if kind == "parquet":
-        return _read_parquet(spark, files, title, name, source)
-    return _read_typed(spark, files, title, name, source, kind)
+    fix = "Give files with types that Spark reads, and columns whose names differ by more than case."
+    with _translate_spark_errors(title, fix):
+        if kind == "jsonl":
+            is_document = _read_head(files[0]).lstrip().startswith(("[", "{\n", "{\r"))
+            parts, remark = (files, "") if is_document else take_parts(files, folder)
+            return _read_json(spark, parts, title + remark, name, source, is_document=is_document)
+        if kind == "xml":
+            return _read_xml(spark, files, title, name, source)
+        if kind == "parquet":
+            return _read_parquet(spark, files, title, name, source)
+        return _read_typed(spark, files, title, name, source, kind)
 
 
 def _name_files(stems: Sequence[str], folder: str) -> tuple[str, str]:
@@ -473,17 +476,23 @@ def read_sql(read: "Callable[[], DataFrame]", title: str, name: str) -> Sample:
     Raises:
         SampleError: Spark does not know the table, or cannot analyse the query.
     """
+    with _translate_spark_errors(title, "Give a table or a query that Spark SQL knows."):
+        frame = read()
+        _ = frame.schema  # Spark Connect analyses no earlier
+        return from_frame(frame, title, name, name)
+
+
+@contextmanager
+def _translate_spark_errors(title: str, fix: str) -> Iterator[None]:
     from pyspark.errors import AnalysisException, ParseException
 
     # It writes the stack trace of an error to the terminal.
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     try:
-        frame = read()
-        _ = frame.schema  # Spark Connect analyses no earlier
+        yield
     except (AnalysisException, ParseException) as error:
         reason = str(error).strip().splitlines()[0].rstrip(".")
-        raise SampleError(title, reason, "Give a table or a query that Spark SQL knows.") from error
-    return from_frame(frame, title, name, name)
+        raise SampleError(title, reason, fix) from error
 
 
 # Classes of texts, each disjoint from the others. No class for numbers with leading zeros, a plus sign or more than 18

@@ -103,24 +103,31 @@ def read_raw(spark: "SparkSession", files: Sequence[ReadableFile], names: Sequen
             file.avro_schema if file.file.format == "avro" else None if file.file.format == "xml" else shape
         )
         groups.setdefault((file.file.format, str(shape)), []).append(file)
-    rows = []
-    for group in groups.values():
-        landed = tuple(readable.file for readable in group)
-        if landed[0].format == "parquet":
-            rows.append(_read_parquet(spark, group))
-        elif landed[0].format == "orc":
-            rows.append(_read_typed(spark, group, "orc"))
-        elif landed[0].format == "avro":
-            rows.append(_read_typed(spark, group, SPARK_FORMATS["avro"]))
-        elif landed[0].format == "xml":
-            rows.append(_read_xml(spark, group, names))
-        elif landed[0].format == "jsonl":
-            rows.append(_read_json(spark, group, names))
-        elif landed[0].table.reading.multiline:
-            rows.append(_read_multiline(spark, landed, group[0].header, group[0].limits))
-        else:
-            rows.append(_read_csv(spark, landed, group[0].header))
-    return rows
+    return [_read_group(spark, group, names) for group in groups.values()]
+
+
+def _read_group(spark: "SparkSession", group: Sequence[ReadableFile], names: Sequence[str]) -> RawRows:
+    from pyspark.errors import AnalysisException
+
+    files = tuple(readable.file for readable in group)
+    kind = files[0].format
+    try:
+        if kind == "parquet":
+            return _read_parquet(spark, group)
+        if kind in ("orc", "avro"):
+            return _read_typed(spark, group, SPARK_FORMATS.get(kind, kind))
+        if kind == "xml":
+            return _read_xml(spark, group, names)
+        if kind == "jsonl":
+            return _read_json(spark, group, names)
+        if files[0].table.reading.multiline:
+            return _read_multiline(spark, files, group[0].header, group[0].limits)
+        return _read_csv(spark, files, group[0].header)
+    except AnalysisException as error:
+        # As of Parquet's type TIME, or of columns whose names differ by case only.
+        reason = f"cannot be read by Spark: {str(error).strip().splitlines()[0].rstrip('.')}"
+        fix = "Deliver types that Spark reads, and columns whose names differ by more than case."
+        raise DeliveryError(files[0].title, reason, fix) from error
 
 
 def _read_csv(spark: "SparkSession", files: tuple[LandingFile, ...], header: tuple[str, ...]) -> RawRows:

@@ -89,11 +89,8 @@ def require_readable(file: LandingFile, limits: ReadingLimits = DEFAULT_LIMITS) 
 def _decode_whole_file(file: LandingFile, limits: ReadingLimits) -> str:
     """Decodes the whole of a text file and returns its beginning."""
     decoder = codecs.getincrementaldecoder("utf-8")()
-    head, line, size_bytes, unended_bytes = "", 1, 0, 0
-    for chunk in _chunks(file):
-        size_bytes += len(chunk)
-        if file.codec is not None:
-            _require_unpacked(file, size_bytes, limits)
+    head, line, unended_bytes = "", 1, 0
+    for chunk in _chunks(file, limits):
         ends = [end for end in (chunk.find(b"\n"), chunk.find(b"\r")) if end >= 0]
         first, last = min(ends, default=len(chunk)), max(chunk.rfind(b"\n"), chunk.rfind(b"\r"))
         # Lines within one chunk are shorter than any limit.
@@ -125,17 +122,19 @@ def _require_unpacked(file: LandingFile, size_bytes: int, limits: ReadingLimits)
         raise _error(file, reason, "Deliver it in several files, or raise LAKESHARE_MAX_UNPACKED_MB")
 
 
-def _chunks(file: LandingFile) -> Iterator[bytes]:
-    """Yields the content of a file in pieces, unpacked."""
+def _chunks(file: LandingFile, limits: ReadingLimits) -> Iterator[bytes]:
+    """Yields the content of a file in pieces, unpacked up to the limit."""
     codec = file.codec
     with file.landing.stream(file.file) as opened:
         if codec is None:
             while chunk := opened.read(CHUNK_BYTES):
                 yield chunk
             return
-        stream = codec.open(opened)
+        stream, size_bytes = codec.open(opened), 0
         try:
             while chunk := read_piece(codec, stream, CHUNK_BYTES):
+                size_bytes += len(chunk)
+                _require_unpacked(file, size_bytes, limits)
                 yield chunk
         except CutOff as error:
             raise _error(file, f"is cut off: {error}", TRANSFER) from error
@@ -201,7 +200,7 @@ def _check_json(file: LandingFile, limits: ReadingLimits) -> ReadableFile:
     """Reads a document of JSON, which Spark parses as one value: an object, or an array of them."""
     fix = "Deliver one object a line, without multiline in reading of its table"
     content = bytearray()
-    for chunk in _chunks(file):
+    for chunk in _chunks(file, limits):
         content += chunk
         if len(content) > limits.max_line_mb * MIB:
             larger = f"{fix}, or raise LAKESHARE_MAX_LINE_MB, and LAKESHARE_SPARK_DRIVER_MEMORY with it"
@@ -242,10 +241,8 @@ def _check_xml(file: LandingFile, limits: ReadingLimits) -> ReadableFile:
     rows = XmlRows(file.table.reading.row_tag or "")
     size_bytes = 0
     try:
-        for chunk in _chunks(file):
+        for chunk in _chunks(file, limits):
             size_bytes += len(chunk)
-            if file.codec is not None:
-                _require_unpacked(file, size_bytes, limits)
             rows.feed(chunk)
             if rows.get_open_bytes(size_bytes) > limits.max_line_mb * MIB:
                 fix = "Deliver smaller rows, or raise LAKESHARE_MAX_LINE_MB, and LAKESHARE_SPARK_DRIVER_MEMORY with it"

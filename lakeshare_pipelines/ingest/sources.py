@@ -141,10 +141,9 @@ def find_source_read(context: SourceContext, since: Position | None) -> SourceRe
         source = open_source(context)
         until = source.find_position(since)
     try:
-        kept: Position = json.loads(json.dumps(until, allow_nan=False))
-    except (TypeError, ValueError) as error:
-        fix = "Return a mapping of texts, numbers and lists."
-        raise context.fail(f"its position is not JSON: {error}", fix) from error
+        kept: Position = json.loads(json.dumps(until, allow_nan=False, ensure_ascii=False).encode())
+    except (TypeError, ValueError, RecursionError) as error:
+        raise context.fail(f"its position is not JSON: {error}", "Return values of JSON.") from error
     return SourceRead(context, source, since, kept)
 
 
@@ -168,7 +167,7 @@ def blame_source(context: SourceContext) -> Iterator[None]:
         raise context.fail(
             str(error).rstrip("."), "Correct the source, or its access, and run again."
         ) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         from py4j.protocol import Py4JNetworkError
 
         from lakeshare_pipelines.ingest.jdbc import explain_error
@@ -180,8 +179,11 @@ def blame_source(context: SourceContext) -> Iterator[None]:
             # The driver's error may have the options of the connection.
             raise known from None
         last = traceback.extract_tb(error.__traceback__)[-1]
-        first = (str(error).strip().splitlines() or [""])[0]
-        reason = f"cannot be read: {type(error).__name__}: {first} ({last.name}, line {last.lineno})"
+        lines = str(error).strip().splitlines() or [""]
+        # Of an error of Java, the first line names a call only.
+        causes = [line.partition(": ")[2] for line in lines if line.startswith((": ", "Caused by: "))]
+        cause = (causes or lines[:1])[-1]
+        reason = f"cannot be read: {type(error).__name__}: {cause} ({last.name}, line {last.lineno})"
         raise context.fail(reason.rstrip("."), "Correct the source; nothing was published.") from error
 
 

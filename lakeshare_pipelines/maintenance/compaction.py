@@ -269,9 +269,7 @@ def commit_delta(
 
 def _require_delta_version(publication: Publication) -> int:
     if publication.delta_version is None:
-        raise MaintenanceError(
-            publication.table, "its latest publication pins no version", "Publish it again."
-        )
+        raise ValueError(f"publication {publication.version} of {publication.table} pins no version")
     return publication.delta_version
 
 

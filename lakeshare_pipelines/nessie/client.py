@@ -254,9 +254,6 @@ class Nessie:
                 "isReturnConflictAsResult": False,
             },
         )
-        if not response["wasSuccessful"]:
-            message = f"{branch} does not merge onto {onto}: {response['details']}"
-            raise NessieError(409, "REFERENCE_CONFLICT", message)
         return Merge(
             response["wasApplied"], response["resultantTargetHash"] or response["effectiveTargetHash"]
         )

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -116,12 +116,6 @@ def start_process(settings: LakeSettings) -> ServerProcess:
     return _await_listening(settings, server, log, log_size)
 
 
-def _stop_if_running(server: ServerProcess) -> None:
-    process = _process(server)
-    if process is not None:
-        _stop_os_process(process)
-
-
 def stop_strays(settings: LakeSettings) -> None:
     """Stops processes whose starter died before it wrote the state file."""
     mark = f"-Dnessie.version.store.persist.rocks.database-path={nessie_dir(settings) / 'store'}"
@@ -194,7 +188,7 @@ def _await_listening(settings: LakeSettings, server: ServerProcess, log: Path, o
             require_disk_space(settings)
             raise _not_started(log, offset)
         time.sleep(POLL_S)
-    _stop_if_running(server)
+    _stop_os_process(_process(server))
     raise NessieError(0, "NOT_STARTED", f"it did not answer within {START_S} s. {ADVICE.format(log=log)}")
 
 
@@ -214,14 +208,13 @@ def _process(server: ServerProcess) -> psutil.Process | None:
         return None
 
 
-def _stop_os_process(process: psutil.Process) -> None:
-    try:
-        process.terminate()
-        if not _wait_for_end(process, STOP_S):
-            process.kill()
-            _wait_for_end(process, STOP_S)
-    except psutil.NoSuchProcess:
-        return
+def _stop_os_process(process: psutil.Process | None) -> None:
+    with suppress(psutil.NoSuchProcess):
+        if process is not None:
+            process.terminate()
+            if not _wait_for_end(process, STOP_S):
+                process.kill()
+                _wait_for_end(process, STOP_S)
 
 
 def _wait_for_end(process: psutil.Process, wait_s: float) -> bool:
@@ -310,7 +303,7 @@ def stop_nessie(settings: LakeSettings) -> bool:
         _unregister_user(settings)
         server = read_state(settings)
         if server is not None:
-            _stop_if_running(server)
+            _stop_os_process(_process(server))
         stop_strays(settings)
         return server is not None
 

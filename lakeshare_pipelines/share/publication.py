@@ -7,7 +7,7 @@ run left incomplete are completed first.
 import json
 import logging
 import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
@@ -50,6 +50,7 @@ from lakeshare_pipelines.wap.staged import (
     read_traceparent,
 )
 from lakeshare_server.catalog import Catalog, Lease, Ledger, NewPublication, Publication, Sign, lock_set
+from lakeshare_server.errors import LakeshareError
 from lakeshare_server.tables import describe_index, read_delta
 from lakeshare_server.tables.delta.log import list_for_latest
 from lakeshare_server.tables.evidence import EvidenceWriter
@@ -118,6 +119,17 @@ def repair(lake: Lake, catalog: Catalog, contract: SetContract) -> list[Publicat
     """Complete publications that crashed runs left unfinished; raises `SparkError` if changes are lost."""
     with lock_set(catalog, contract.name, "repair", lake.settings.lock_wait_s) as lease:
         return complete_publications(lake, Ledger(catalog), contract, lease)
+
+
+def for_each_set(contracts: Sequence[SetContract], act: Callable[[SetContract], None]) -> dict[str, str]:
+    """Calls `act` for each set; returns the sets that failed, and why."""
+    reasons = {}
+    for contract in contracts:
+        try:
+            act(contract)
+        except LakeshareError as error:
+            reasons[contract.name] = f"{contract.name}: {error.for_provider()}"
+    return reasons
 
 
 def complete_publications(

@@ -102,7 +102,7 @@ class SharedTableUpdates:
         except ImportError as error:
             reason, fix = "delta-sharing is not installed", "Install delta-sharing."
             raise SourceError(self.table, reason, fix) from error
-        except (OSError, LookupError, ValueError, TypeError) as error:
+        except (AttributeError, OSError, LookupError, ValueError, TypeError) as error:
             status, kind = _status(error), type(error).__name__
             if status in PASSING or kind in ("ConnectionError", "ConnectTimeout", "ReadTimeout"):
                 what = f"the server of {self.table} does not answer ({status or kind})"

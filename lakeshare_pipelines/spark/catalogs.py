@@ -90,9 +90,7 @@ class NamedCatalog:
 
     @property
     def address(self) -> str:
-        """Its address without a password, for people."""
-        if self.type == "sql":
-            return self._database.set(query={}).render_as_string(hide_password=True)
+        """Its address without a password, for people; not of a database."""
         return self.properties.get("uri", self.type).partition("?")[0].rpartition("@")[2]
 
     def make_spark_conf(self, settings: LakeSettings, stores: Stores) -> dict[str, str]:
@@ -182,7 +180,12 @@ def _find_type(name: str, properties: Mapping[str, str]) -> str:
     if scheme not in DATABASES:
         fix = f"Spark and pyiceberg both reach {' and '.join(DATABASES)}: give a URI of one of them"
         raise _unusable(name, f"property uri begins with {scheme}", fix)
-    database = sqlalchemy.make_url(uri).database
+    try:
+        database = sqlalchemy.make_url(uri).database
+    except (sqlalchemy.exc.ArgumentError, ValueError) as error:
+        raise _unusable(
+            name, "property uri is no URL of a database", "Correct its form, as its port"
+        ) from error
     if scheme == "sqlite" and (not database or not Path(database).is_absolute()):
         raise _unusable(name, "property uri names no absolute path", "Write sqlite:////folder/catalog.db")
     return kind

@@ -154,7 +154,7 @@ def is_whole(jar: PinnedJar, path: Path) -> bool:
     """
     try:
         found = path.stat()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     if found.st_size != jar.size_bytes:
         return False
@@ -322,10 +322,8 @@ def _require_space(settings: LakeSettings, missing: Sequence[PinnedJar]) -> None
 def _machine_certificates() -> Iterator[None]:
     """Applies SSL_CERT_FILE and SSL_CERT_DIR to jgo's HTTP library, which reads REQUESTS_CA_BUNDLE only."""
     bundle = os.environ.get("SSL_CERT_FILE") or os.environ.get("SSL_CERT_DIR")
-    if bundle is None or "REQUESTS_CA_BUNDLE" in os.environ or "CURL_CA_BUNDLE" in os.environ:
-        yield
-        return
-    with set_variable("REQUESTS_CA_BUNDLE", bundle):
+    is_named = not {"REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"}.isdisjoint(os.environ)
+    with nullcontext() if bundle is None or is_named else set_variable("REQUESTS_CA_BUNDLE", bundle):
         yield
 
 
@@ -354,7 +352,7 @@ def _explain_error(error: OSError) -> tuple[str, str]:
     """Returns reason and remedy; jgo's HTTP errors are OSErrors with class names of their own."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "the disk of the cache folder is full", "Free some space, or set LAKESHARE_CACHE_DIR"
-    if error.errno in (errno.EACCES, errno.EROFS):
+    if error.errno in (errno.EACCES, errno.EROFS, errno.EEXIST, errno.ENOTDIR):
         return f"the cache folder cannot be written ({error.filename})", "Set LAKESHARE_CACHE_DIR"
     kind = type(error).__name__
     if kind == "SSLError":
@@ -365,7 +363,8 @@ def _explain_error(error: OSError) -> tuple[str, str]:
     if kind == "ProxyError":
         return "the proxy refused or does not answer", "Check HTTPS_PROXY and NO_PROXY"
     return (
-        f"it could not be fetched ({kind})",
+        # Such an error of requests names a certificate file that does not exist.
+        f"it could not be fetched ({error if kind == 'OSError' else kind})",
         "Check the network and HTTPS_PROXY, set LAKESHARE_MAVEN_REPOSITORY to a mirror, or copy the `jars` "
         "folder of another machine's cache",
     )

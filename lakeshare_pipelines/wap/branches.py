@@ -16,7 +16,7 @@ from lakeshare_pipelines.contracts import Table
 from lakeshare_pipelines.errors import BranchMoved, Conflict, IcebergCatalogError, NoSuchPublication
 from lakeshare_pipelines.spark.catalogs import NamedCatalog, translate_catalog_errors
 from lakeshare_pipelines.wap import stage
-from lakeshare_pipelines.wap.iceberg import IcebergStaging, MainCommit, format_create_table
+from lakeshare_pipelines.wap.iceberg import IcebergStaging, MainCommit
 from lakeshare_pipelines.wap.stage import PROPERTY, Landed
 from lakeshare_pipelines.wap.staged import Lake, Staged, TablePointer, make_staging_prefix
 from lakeshare_server.catalog import Publication
@@ -281,8 +281,7 @@ class BranchStaging(IcebergStaging):
             return self.land(staged, evidence)
         except Conflict as obstacle:
             log.warning(
-                "%s landed in part and cannot be completed: %s It is reverted; run the partition again, or "
-                "`lakeshare wap retry`.",
+                "%s landed in part and cannot be completed: %s It is reverted; run it again, or `wap retry`.",
                 staged.title,
                 obstacle,
             )
@@ -340,11 +339,8 @@ class BranchStaging(IcebergStaging):
 
     def _prepare(self, ref: str, table: Table) -> None:
         target = self.lake.table_at(table.name)
-        if self.lake.spark.catalog.tableExists(target):
-            # New columns are the table's, not the branch's: readers of main see them at once, without values.
-            self._evolve(target, table)
-        else:
-            self.lake.spark.sql(format_create_table(target, table))
+        # New columns are the table's, not the branch's: readers of main see them at once, without values.
+        self._prepare_at(target, table)
         if get_snapshot_id(self.tables.require(table.name), ref) is None:
             # pyiceberg makes no branch in a table without snapshots; Spark does, with an empty snapshot.
             self.lake.spark.sql(f"ALTER TABLE {target} CREATE BRANCH `{ref}`")

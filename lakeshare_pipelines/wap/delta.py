@@ -281,6 +281,10 @@ class DeltaStaging:
         head = self.seal(staged.ref)
         if head != staged.head:
             raise BranchMoved(staged.ref, staged.head, head)
+        for name in self.tables:
+            if any("deletionVector" in add for add in self.list_staged_adds(name, staged.ref)):
+                why = f"{name} was changed there with deletion vectors; run the partition again"
+                raise NotAudited(staged.ref, why)
         base = json.loads(staged.base)
         landed = self._landed_versions(staged)
         changed = [name for name in self.tables if landed[name] is None and self._version(name) != base[name]]
@@ -310,13 +314,13 @@ class DeltaStaging:
         """Land the rest of a set that landed in part; if that is impossible, revert it and return None."""
         try:
             return self.land(staged, evidence)
-        except (Conflict, BranchMoved) as obstacle:
+        except (Conflict, BranchMoved, WarehouseError) as obstacle:
             landed = self._landed_versions(staged)
-            if None not in landed.values():
+            # Of a store that does not respond, the set is completed later.
+            if None not in landed.values() or isinstance(obstacle.__cause__, OSError):
                 raise
             log.warning(
-                "%s landed in part and cannot be completed: %s It is reverted; run the partition again, or "
-                "`lakeshare wap retry`.",
+                "%s landed in part and cannot be completed: %s It is reverted; run it again, or `wap retry`.",
                 staged.title,
                 obstacle,
             )
@@ -419,7 +423,7 @@ class DeltaStaging:
                 yield version, commit
 
     def _commit(self, table: Table, staged: Staged, evidence: Mapping[str, object], base: int) -> int:
-        from deltalake.exceptions import CommitFailedError, DeltaError
+        from deltalake.exceptions import DeltaError
         from deltalake.transaction import CommitProperties, Transaction, create_table_with_add_actions
 
         def properties(ordinal: int) -> CommitProperties:
@@ -462,12 +466,12 @@ class DeltaStaging:
                 partition_filters=replaced,
                 commit_properties=properties(ordinal),
             )
-        except CommitFailedError as error:
-            raise Conflict([table.name], str(base), str(self._version(table.name))) from error
         except DeltaError as error:
-            if base == ABSENT and self._version(table.name) != ABSENT:
-                raise Conflict([table.name], "no table", str(self._version(table.name))) from error
-            raise
+            now = self._version(table.name)
+            if now != base:
+                raise Conflict([table.name], "no table" if base == ABSENT else str(base), str(now)) from error
+            fix = "Write to a table without it; new ones have the defaults of LAKESHARE_SPARK_CONF"
+            raise WarehouseError(location, f"deltalake does not write the table: {error}", fix) from error
         return base + 1
 
     def _list_replaced_values(self, staged: Staged, table: Table) -> dict[str, list[str]] | None:
@@ -512,9 +516,6 @@ class DeltaStaging:
             }
             actions.append({"remove": {**named, **removed, **_get_vector(row)}})
         for add in log.adds.values():
-            if "deletionVector" in add:
-                why = f"{table.name} was changed there with deletion vectors; run the partition again"
-                raise NotAudited(staged.ref, why)
             actions.append({"add": {**add, "path": f"{prefix}/{add['path']}", "dataChange": True}})
         for add in self._list_change_files(table.name, staged.ref):
             named = {"path": f"{prefix}/{CHANGE_DATA}/{add['path']}", "dataChange": False}
@@ -558,9 +559,6 @@ class DeltaStaging:
         from deltalake.transaction import AddAction
 
         for add in self.list_staged_adds(name, ref):
-            if "deletionVector" in add:
-                why = f"{name} was changed there with deletion vectors; run the partition again"
-                raise NotAudited(ref, why)
             yield AddAction(
                 # The log holds the path percent-encoded, and AddAction encodes it again.
                 f"{STAGED_FOLDER}/{ref}/{unquote(add['path'])}",
@@ -581,8 +579,9 @@ class DeltaStaging:
         for found in self.lake.stores.list(log_folder):
             if not COMMIT.fullmatch(found.location.removeprefix(log_folder)):
                 continue
-            for line in self.lake.stores.read(found.location).decode().splitlines():
-                action = json.loads(line)
+            actions = [*map(json.loads, self.lake.stores.read(found.location).splitlines())]
+            # First the files that are removed: one with a new deletion vector is removed and added, in any order.
+            for action in sorted(actions, key=lambda action: "remove" not in action):
                 log.protocol = action.get("protocol", log.protocol)
                 log.metadata = action.get("metaData", log.metadata)
                 if "remove" in action:

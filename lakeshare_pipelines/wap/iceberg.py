@@ -365,8 +365,7 @@ class IcebergStaging:
         self.lake.stores.write(f"{folder}/{PLANNED}", b"")
 
     def record_changes_again(self, staged: Staged, table: Table) -> None:
-        # Changes of Iceberg tables are recorded with their publication.
-        return
+        """Changes of Iceberg tables are recorded with their publication."""
 
     def make_serveable(self, ref: str, table: Table) -> tuple[str, ...]:
         promise = table.serveable_to
@@ -487,8 +486,10 @@ class IcebergStaging:
         return compute_iceberg_matrix(self.lake.stores, get_state(self.lake, table.name, at))
 
     def _prepare(self, ref: str, table: Table) -> None:
+        self._prepare_at(self.lake.table_at(table.name, ref), table)
+
+    def _prepare_at(self, target: str, table: Table) -> None:
         """Create a table, or add to it what its contract has more."""
-        target = self.lake.table_at(table.name, ref)
         if self.lake.spark.catalog.tableExists(target):
             self._evolve(target, table)
         else:

@@ -754,11 +754,15 @@ def format_verdicts(verdicts: Verdicts) -> list[str]:
             lines.append("          " + "  ".join(f"{name}={value}" for name, value in row.items()))
         if SHOW_REJECTED in verdict.observed:
             lines.append(f"        as delivered: `{verdict.observed[SHOW_REJECTED]}`")
-    return lines
+    return [*map(to_printable, lines)]
 
 
 def format_rejected_rows(rows: Iterable[Mapping[str, object]]) -> Iterator[str]:
     for row in rows:
-        yield f"{row['table']}  {row['file']}:{row['line']}  {row['reason']}"
-        # A terminal must not interpret what a sender wrote.
-        yield "    " + "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in str(row["raw"]))
+        yield to_printable(f"{row['table']}  {row['file']}:{row['line']}  {row['reason']}")
+        yield to_printable(f"    {row['raw']}")
+
+
+def to_printable(text: str) -> str:
+    """The text, of which a terminal interprets nothing that a sender wrote."""
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)

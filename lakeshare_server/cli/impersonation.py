@@ -160,7 +160,7 @@ class FileTotals:
 def sum_files(response: "httpx.Response") -> dict[tuple[int | None, str], FileTotals]:
     """Totals of the files of a response, by version and kind, in the order of the response."""
     totals: dict[tuple[int | None, str], FileTotals] = {}
-    for version, kind, action in _list_files(json.loads(line) for line in response.text.splitlines()):
+    for version, kind, action in _list_files(json.loads(line) for line in response.content.splitlines()):
         key = version, "cdf" if kind == "cdc" else kind
         totals[key] = totals.get(key, FileTotals()).add(action)
     return totals

@@ -1,6 +1,7 @@
 """A Maven repository on loopback that can be told to misbehave, and jars to put into it."""
 
 import hashlib
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -39,7 +40,7 @@ class Repository:
 
 
 @contextmanager
-def serving() -> Iterator[Repository]:
+def serving(tls: ssl.SSLContext | None = None) -> Iterator[Repository]:
     """The repository, listening."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -51,7 +52,9 @@ def serving() -> Iterator[Repository]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    repository = Repository(f"http://127.0.0.1:{server.server_address[1]}")
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+    repository = Repository(f"http{'s' if tls else ''}://127.0.0.1:{server.server_address[1]}")
     with listening(server):
         try:
             yield repository

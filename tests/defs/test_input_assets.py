@@ -14,7 +14,7 @@ from lakeshare_pipelines.wap.delta import table_location
 from lakeshare_server.catalog import Ledger, open_catalog
 from tests.builders.gold_sets import write_gold, write_module
 from tests.builders.publications import a_publication
-from tests.builders.sets import a_contract
+from tests.builders.sets import a_contract, a_delivery, orders
 from tests.defs.test_unchanged_delivery import NoSpark, has_asked_for_spark
 
 MONDAY, TUESDAY = "2024-01-01", "2024-01-02"
@@ -127,6 +127,26 @@ def test_a_newer_number_starts_the_days_that_it_changes_once(ledger, gold):
     publish(ledger, "other.orders", "other.totals", number=2)
     # Of what is read as a whole, only the last day follows.
     assert tick() == [TUESDAY]
+
+
+def test_of_a_set_with_deliveries_the_days_run_whose_deliveries_are_still_there(ledger, tmp_path):
+    derive = "      - property: derive\n"
+    reading = {
+        derive: f"      - {{property: inputs, value: [gold.days]}}\n{derive}",
+        "{orders} G": "{orders} JOIN {days} USING (day) G",
+    }
+    late = a_contract(tmp_path / "contracts", "late", "delta", **reading)
+    publish(ledger, "gold.days", days=(MONDAY, TUESDAY))
+    read = {"late.totals": {"gold.days": {"version": 0, "is_whole": False}}}
+    publish(ledger, "late.orders", "late.totals", days=(MONDAY, TUESDAY), inputs=read, code=find_code(late))
+    publish(ledger, "gold.days", days=(MONDAY, TUESDAY), number=1)
+    a_delivery(LakeSettings(), late, TUESDAY, orders(TUESDAY))
+
+    with dg.DagsterInstance.ephemeral() as instance:
+        context = dg.build_sensor_context(instance=instance, definitions=defs())
+        result = inputs_sensor(late).evaluate_tick(context)
+
+    assert [request.partition_key for request in result.run_requests] == [TUESDAY]
 
 
 def test_a_run_with_pinned_inputs_is_compared_with_them_and_refused_without_spark(ledger, gold):

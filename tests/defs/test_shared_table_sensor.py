@@ -26,6 +26,7 @@ from lakeshare_server.catalog.sharing import (
 from lakeshare_server.errors import BadRequest
 from tests.builders.publications import a_publication
 from tests.builders.sharing import Provider, a_provider, a_server
+from tests.fakes.model_requests import Reply, Request
 from tests.fakes.model_server import a_model_server
 
 TABLE = "sales.lake.orders"
@@ -166,3 +167,25 @@ def test_a_server_without_a_feed_starts_a_run_for_its_newest_number(
 
         assert daemon.runs == [str(newest)]
         assert daemon.tick() == f"{name} is at number {newest} still."
+
+
+@pytest.mark.parametrize("item", [5, {"_lakeshare": "x"}, {"_lakeshare": {"event": "publication"}}])
+def test_a_feed_of_another_form_is_an_error_that_names_the_table(
+    instance: dg.DagsterInstance, tmp_path: Path, item: object
+) -> None:
+    def send_feed(request: Request, reply: Reply) -> None:
+        if request.path.endswith("/publications"):
+            reply.status = 200
+            reply.body = json.dumps({"version": "https://jsonfeed.org/version/1.1", "items": [item]}).encode()
+
+    with a_model_server() as server:
+        server.defect = send_feed
+        path = tmp_path / "model.share"
+        path.write_text(json.dumps(server.profile.fields))
+        table = next(table for table in server.model.tables if table.latest > 1)
+        name = f"{table.share}.{table.schema}.{table.name}"
+        daemon = Daemon(shared_table_sensor(path, name, target=[report]), instance)
+        daemon.cursor = str(table.latest - 1)
+        with pytest.raises(SourceError, match=f"{name}: its server refuses, or .* is no profile"):
+            daemon.tick()
+    assert daemon.runs == []

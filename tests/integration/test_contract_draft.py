@@ -14,10 +14,10 @@ from lakeshare_pipelines.contracts import SetContract, load_contract
 from lakeshare_pipelines.errors import SampleError
 from lakeshare_pipelines.ingest import profile
 from lakeshare_pipelines.ingest.draft import draft_contract, render
-from lakeshare_pipelines.ingest.profile import from_frame, read_files
+from lakeshare_pipelines.ingest.profile import from_frame, read_files, read_sql
 from lakeshare_pipelines.wap.audit import audit_files, open_trial_lake
 from lakeshare_pipelines.wap.staged import Lake
-from tests.builders.landing import avro_bytes, xml_text
+from tests.builders.landing import avro_bytes, orc_bytes, parquet_bytes, xml_text
 
 ROWS = 120
 DAY = dt.date(2024, 2, 29)
@@ -326,12 +326,26 @@ def test_what_no_contract_can_be_drafted_from_is_named(lake: Lake, tmp_path: Pat
         "m.xml": ("<rows/>", "has no element below its outermost one"),
         "n.avro": ("x", "is no sound Avro file"),
         "g.csv.gz": ("x", "cannot be read: Not a gzipped file"),
+        "o.xml": ("<rows><row/><row/></rows>", "the elements <row> have no values"),
+        "p.csv": (b"id\ncaf\xe9\n", "is not UTF-8: byte 6"),
+        "q.parquet": (parquet_bytes({"id": [dt.time(1)]}), "The data type TIME is not supported"),
+        "r.orc": (orc_bytes({"id": [1], "ID": [1]}), "The column `id` already exists"),
+        "s.jsonl": ('{"id": [1], "ID": [1]}\n', "Ambiguous reference to the field `id`"),
         "z.csv": ("id,text\n1," + "x" * 200_000, "is no CSV: field larger than field limit"),
     }
     for name, (content, reason) in cases.items():
-        (tmp_path / name).write_text(content)
+        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
         with pytest.raises(SampleError, match=reason):
             read_files(lake.spark, [str(tmp_path / name)])
+    with pytest.raises(SampleError, match=r"its files are of 2 formats\. Draft"):
+        read_files(lake.spark, [str(tmp_path / "a.csv"), str(tmp_path / "d.jsonl")])
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(SampleError, match=r"the folder holds no file"):
+        read_files(lake.spark, [str(tmp_path / "folder")])
+    with pytest.raises(SampleError, match=r"has no column of a type that a contract can have"):
+        from_frame(lake.spark.sql("select interval 1 day as length"), "a query", "a", "a")
+    with pytest.raises(SampleError, match=r"Reference `id` is ambiguous"):
+        read_sql(lambda: lake.spark.sql("select 1 as id, 2 as ID"), "a query", "a")
     with pytest.raises(SampleError, match=r"there is no such file"):
         read_files(lake.spark, [str(tmp_path / "none.csv")])
     (tmp_path / "h.csv").write_text("id\n1\n")

@@ -6,6 +6,7 @@ import gzip
 import zlib
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from lakeshare_pipelines.errors import DeliveryError
@@ -64,13 +65,29 @@ UNREADABLE: dict[str, tuple[str, bytes, str, str]] = {
     "XML with an external entity": (
         "readings-2.xml", b'<!DOCTYPE r [<!ENTITY f SYSTEM "file:///etc/hostname">]><rows><row>&f;</row></rows>',
         "has a document type", "entities replaced"),
+    "Avro of no schema": (
+        "readings-2.avro", avro_bytes(AVRO).replace(b'"fields"', b'"fieldz"'), "its schema is not one of", "Transfer"),
+    "more than deflate": (
+        "readings-2.csv.deflate", zlib.compress(GOOD.encode()) + b"x", "data after the end of the stream", "Transfer"),
     "cut character": ("readings-2.csv", "id,name\n1,é".encode()[:-1], "cut off at the end", "iconv"),
+}  # fmt: skip
+REFUSED_BY_SPARK: dict[str, tuple[str, bytes, str, str]] = {
+    "Parquet with a time": (
+        "readings-2.parquet", parquet_bytes({"id": [dt.time(1)]}), "The data type TIME is not supported", "types"),
+    "Parquet with floats of 16 bits": (
+        "readings-2.parquet", parquet_bytes({"id": [1.5]}, id=pa.float16()), "Illegal Parquet type", "types"),
+    "Parquet of names that differ by case": (
+        "readings-2.parquet", parquet_bytes({"id": [1], "ID": [1]}), "column `id` already exists", "more than case"),
+    "ORC of names that differ by case": (
+        "readings-2.orc", orc_bytes({"id": [1], "ID": [1]}), "column `id` already exists", "more than case"),
+    "Avro of names that differ by case": (
+        "readings-2.avro", avro_bytes([{"id": 1, "ID": 1}], {"id": "int", "ID": "int"}), "already exists", "than case"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", UNREADABLE)
+@pytest.mark.parametrize("name", [*UNREADABLE, *REFUSED_BY_SPARK])
 def test_an_unreadable_file_is_named_with_reason_and_remedy(lake: Lake, tmp_path: Path, name: str) -> None:
-    file, content, reason, fix = UNREADABLE[name]
+    file, content, reason, fix = (UNREADABLE | REFUSED_BY_SPARK)[name]
     contract = a_readings_contract(tmp_path, columns=TWO_COLUMNS, reading={"rowTag": "row"})
     delivery = landed(tmp_path, contract, {"readings-1.csv": GOOD, file: content})
     with pytest.raises(DeliveryError) as caught:

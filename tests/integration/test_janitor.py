@@ -1,10 +1,14 @@
 """The nightly janitor: it completes, drops and prunes on a real lake, and one set's failure keeps it from no other."""
 
+from contextlib import nullcontext
+from copy import copy
 from dataclasses import dataclass
 
 import dagster as dg
 import pytest
+from typer.testing import CliRunner
 
+from lakeshare_pipelines.cli import main
 from lakeshare_pipelines.defs.maintenance import janitor_definitions
 from lakeshare_pipelines.share import publication
 from lakeshare_pipelines.share.changes import get_changes_folder
@@ -71,6 +75,7 @@ def test_a_set_in_use_is_reported_and_others_are_cleaned_all_the_same(sets, monk
 
     with lock_set(delta.catalog, delta.contract.name, "a run", 0), monkeypatch.context() as patch:
         patch.setenv("LAKESHARE_AUDIT_RETENTION_DAYS", "1")
+        the_command_names_the_set_and_repairs_the_other_one(sets, patch)
         night = clean(sets, lock_wait_s=0)
 
     assert night.steps == {"repair_ledger", "prune_audit_log"}
@@ -92,3 +97,20 @@ def test_a_set_in_use_is_reported_and_others_are_cleaned_all_the_same(sets, monk
     delta.require_spark_reads_the_same()
     assert "cleaned_delta: completed 2 unfinished publications" in night.log
     assert "audit events are kept" in night.log
+
+
+def the_command_names_the_set_and_repairs_the_other_one(
+    sets: list[PublishedSet], patch: pytest.MonkeyPatch
+) -> None:
+    delta_first = [each.contract for each in reversed(sets)]
+    lake = copy(sets[0].lake)
+    lake.settings = lake.settings.model_copy(update={"lock_wait_s": 0})
+    patch.setattr(main, "_open_lake_with_spark", lambda: nullcontext(lake))
+    patch.setattr(main, "_open_catalog", lambda: sets[0].catalog)
+    patch.setattr(main, "list_contracts", lambda: delta_first)
+    ended = CliRunner().invoke(main.app, ["repair"])
+    assert ended.exit_code == 1
+    assert ended.stderr.startswith("lakeshare: cleaned_delta: set cleaned_delta is being published by a run")
+    assert ended.stdout == (
+        "cleaned_iceberg.orders is publication 1: 6 rows\ncleaned_iceberg.totals is publication 1: 2 rows\n"
+    )

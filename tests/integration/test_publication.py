@@ -20,12 +20,18 @@ from lakeshare_pipelines.cli.main import app
 from lakeshare_pipelines.contracts import SetContract
 from lakeshare_pipelines.defs.wap import LakeResource, SparkResource, wap_set
 from lakeshare_pipelines.errors import BranchMoved, NoSuchPublication, NotAudited, SnowflakeError
-from lakeshare_pipelines.share.publication import publish, publish_or_replay, retry, rollback
+from lakeshare_pipelines.share.publication import publish, publish_or_replay, repair, retry, rollback
 from lakeshare_pipelines.share.snowflake import find_published, require_readable
 from lakeshare_pipelines.wap.audit import audit_and_save
 from lakeshare_pipelines.wap.delta import STAGED_FOLDER, table_location
 from lakeshare_pipelines.wap.inputs import read_publication
-from lakeshare_pipelines.wap.stage import drop_abandoned, list_staging_locations, stage
+from lakeshare_pipelines.wap.stage import (
+    drop_abandoned,
+    drop_staging_location,
+    list_staging_locations,
+    stage,
+    staging_for,
+)
 from lakeshare_pipelines.wap.staged import Lake, Staged, Verdicts
 from lakeshare_server.catalog import (
     Catalog,
@@ -44,7 +50,7 @@ from lakeshare_server.tables.evidence import EvidenceWriter
 from tests.builders.iceberg_rest import rest_catalog
 from tests.builders.main_state import main_state, rows_at_each_step, rows_on_main
 from tests.builders.recipients import Recipients
-from tests.builders.sets import a_delivery, an_order, green, orders, staged_without_reading
+from tests.builders.sets import a_contract, a_delivery, an_order, green, orders, staged_without_reading
 from tests.builders.sharing import Provider, Running, a_server
 from tests.builders.slack import slack_stand_in
 from tests.builders.trace_collector import ATraceCollector, attributes_of, traced
@@ -427,3 +433,26 @@ def a_rollback_is_a_new_number_that_shows_old_rows(published_set: PublishedSet) 
     # A delivery that was rolled back is not in force any more: the same delivery is published again.
     assert published_set.publish(*published_set.staged_and_green(MONDAY))[0].version == 5
     published_set.require_all_shown()
+
+
+def test_a_staged_delta_table_that_was_changed_with_deletion_vectors_is_refused_before_any_table_changes(
+    lake, catalog, tmp_path
+):
+    by_order = a_contract(tmp_path, "vectors", "delta", **{"GROUP BY day": "GROUP BY day, id"})
+    published_set = PublishedSet(lake, catalog, by_order)
+    published_set.deliver(MONDAY, orders(MONDAY))
+    staged = stage(lake, by_order, [MONDAY], str(uuid4()))
+    folder = f"{table_location(lake.settings, by_order.table('totals'))}/{STAGED_FOLDER}/{staged.ref}"
+    lake.spark.sql(f"ALTER TABLE delta.`{folder}` SET TBLPROPERTIES (delta.enableDeletionVectors = true)")
+    lake.spark.sql(
+        f"DELETE FROM delta.`{folder}` WHERE amount = {published_set.delivered[MONDAY][0]['amount']}D"
+    )
+    changed = replace(staged, head=staging_for(lake, by_order).seal(staged.ref))
+
+    with pytest.raises(NotAudited, match=r"vectors\.totals was changed there with deletion vectors; run the"):
+        published_set.publish(changed, green(by_order, changed))
+
+    assert set(main_state(lake, by_order).values()) == {None}
+    assert repair(lake, catalog, by_order) == []
+    drop_staging_location(lake, by_order, staged.ref)
+    assert published_set.places() == []

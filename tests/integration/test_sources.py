@@ -194,6 +194,55 @@ def test_a_database_that_cannot_be_continued_is_refused(shop, read, monkeypatch)
         broken.stage()
 
 
+def test_a_query_may_end_with_a_comment_and_a_partitioned_table_be_empty(shop, read):
+    query = "select 1::bigint as number, 'a' as note -- of the shop"
+    empty = shop.jdbc(query="select * from events where false", partitionBy="number", partitions=2)
+    reader = read(a_table("one", shop.jdbc(query=query)), a_table("none", empty))
+    assert [row.rows for row in reader.run()] == [1, 0]
+    assert reader.rows("one") == [(1, "a")]
+
+
+def test_what_cannot_be_read_is_named_with_its_cause(read, tmp_path, monkeypatch):
+    module = f"sources_{uuid4().hex[:8]}"
+    (tmp_path / f"{module}.py").write_text(WRONG_CLASSES)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    contents = {"json": '{"number": 1\n', "parquet": "no", "avro": "no", "csv": "number,note\n1,a\n"}
+    for kind, content in contents.items():
+        (tmp_path / f"one.{kind}").write_text(content)
+
+    def refusal(source: object) -> str:
+        with pytest.raises(SourceError) as refused:
+            read(a_table("events", source)).stage()
+        return str(refused.value)
+
+    def of_class(name: str, **options: object) -> str:
+        return refusal({"python": {"class": f"{module}:{name}", "options": options}})
+
+    def of_files(kind: str, folder: str = "") -> str:
+        return refusal({"files": {"path": f"{tmp_path}{folder}/*.{kind}", "format": kind}})
+
+    assert "its position is not JSON: Object of type set is not" in of_class("Source", kind="set")
+    assert "its position is not JSON: Out of range float values" in of_class("Source", kind="number")
+    assert "its position is not JSON: 'utf-8' codec can't encode" in of_class("Source", kind="text")
+    assert "its position is not JSON: maximum recursion depth" in of_class("Source", kind="list")
+    assert "cannot be read: AttributeError: 'list' object has no attribute" in of_class("NoFrame")
+    assert "cannot be read: SystemExit: no licence" in of_class("Ends")
+    assert "NoMethods has no is_repeatable, find_position, read." in of_class("NoMethods")
+    assert "JsonEOFException: Unexpected end-of-input" in of_files("json")
+    assert "one.parquet is not a Parquet file" in of_files("parquet")
+    assert "InvalidAvroMagicException: Not an Avro data file" in of_files("avro")
+    assert "there is no such file. Correct files.path, or put" in of_files("csv", "/none")
+    find_position, found = sources.Files.find_position, list[Position]()
+
+    def find_and_add(self: sources.Files, since: Position | None) -> Position:
+        (tmp_path / "two.csv").write_text("number,note\n2,b\n" if found else "")
+        found.append(find_position(self, since))
+        return found[-1]
+
+    monkeypatch.setattr(sources.Files, "find_position", find_and_add)
+    assert "its files changed while they were read. Run again." in of_files("csv")
+
+
 def test_a_table_of_others_is_read_at_its_newest_version(read, tmp_path):
     location = str(tmp_path / "theirs")
     write_deltalake(location, pa.table({"number": [1, 2], "note": ["a", "b"]}))
@@ -348,4 +397,37 @@ class Counter:
 class FromFile(Counter):
     def find_position(self, since):
         return {"text": open(self.size).read()}
+"""
+WRONG_CLASSES = """
+LIST = []
+for _ in range(100_000):
+    LIST = [LIST]
+
+
+class Source:
+    is_repeatable = True
+
+    def __init__(self, context, kind="none"):
+        self.position = {"set": {1}, "number": float("nan"), "text": "\\udcff", "list": LIST, "none": None}[kind]
+
+    def find_position(self, since):
+        return {"at": self.position}
+
+
+class NoFrame(Source):
+    def read(self, since, until):
+        return [1]
+
+
+class Ends(Source):
+    def read(self, since, until):
+        raise SystemExit("no licence")
+
+
+class NoMethods:
+    def __init__(self, context):
+        pass
+
+
+Source.read = NoFrame.read
 """

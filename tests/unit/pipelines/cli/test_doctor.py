@@ -78,6 +78,12 @@ def test_every_fault_has_a_remedy_and_every_remedy_a_fault(tmp_path, monkeypatch
     assert all(bool(finding.remedy) != finding.ok for finding in findings)
 
 
+def test_a_database_without_a_valid_url_is_a_fault(tmp_path: Path) -> None:
+    for address in ("postgresql+psycopg://me:cret@db:54x2/x", "cret"):
+        [finding] = doctor.check_database(settings_of(tmp_path, database_url=address))
+        assert (finding.ok, finding.detail) == (False, "its URL has no valid form, which may be its port")
+
+
 def test_the_command_prints_each_finding_and_ends_with_1_if_one_is_a_problem(tmp_path: Path) -> None:
     environment = {
         "LAKESHARE_STATE_DIR": str(tmp_path / "state"),

@@ -51,8 +51,9 @@ def test_a_folder_with_files_of_a_project_is_refused_and_stays_as_it_is(tmp_path
     assert ended.exit_code == 1
     assert "definitions.py, README.md, which would be replaced" in str(ended.exception)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["README.md", "definitions.py"]
-    ended = CliRunner().invoke(app, ["init", str(tmp_path / "README.md")])
-    assert "It is a file; give a folder." in str(ended.exception)
+    for path in ("README.md", "README.md/below"):
+        ended = CliRunner().invoke(app, ["init", str(tmp_path / path)])
+        assert "It cannot be made (Not a directory); give a folder." in str(ended.exception)
 
 
 def test_a_set_that_arrives_by_day_needs_the_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,6 +75,13 @@ WRONG_VALUES: tuple[tuple[str, Any], ...] = (
     ("schema.0.quality", [{"type": "text", "description": 5}]),
     ("schema.0.quality", [{"type": "text", "mustBee": 5}]),
     ("schema.0.quality", [{"type": "sql", "name": "r", "query": "SELECT 1", "mustBeBetween": [1]}]),
+    ("schema.0.quality", [{"type": "sql", "name": "r", "query": "SELECT '{' FROM {orders}", "mustBe": 0}]),
+    ("schema.0.quality", [{"type": "sql", "name": "r", "query": "SELECT id FROM {order}", "mustBe": 0}]),
+    (
+        "schema.0.quality",
+        [{"type": "sql", "name": "r", "query": "SELECT {property} FROM {orders}", "mustBe": 0}],
+    ),
+    ("schema.0.quality", [{"type": "sql", "name": "r", "mustBe": 0}]),
     ("schema.0.properties.1.name", "order id"),
     ("schema.0.properties.1.logicalType", 5),
     ("schema.0.properties.1.physicalType", 5),

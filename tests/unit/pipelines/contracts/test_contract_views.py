@@ -144,6 +144,9 @@ FAULTS: dict[str, tuple[str, str, str]] = {
     "that is also delivered": (
         VIEW + "      - {property: source, value: open}\n", "source and view", "or a view of another table",
     ),
+    "with a write mode": (
+        VIEW + "      - {property: write, value: append}\n", "no write mode of its own", "written with its table",
+    ),
     "by name only": (
         "  - {name: open_orders, physicalName: shop.open_orders, physicalType: view}\n", "has no columns", "a view",
     ),

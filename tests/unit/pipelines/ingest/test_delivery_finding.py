@@ -74,7 +74,8 @@ def test_a_manifest_makes_a_delivery_complete_when_all_its_files_are_there(tmp_p
     settings = settings_of(tmp_path)
     text = "year\n2013\n"
     sha256 = hashlib.sha256(text.encode()).hexdigest()
-    listed = manifest(departures__csv={"size": len(text), "sha256": sha256})
+    # As PowerShell writes it: with a mark of UTF-8, and hexadecimal digits in capitals.
+    listed = "\ufeff" + manifest(departures__csv={"size": len(text), "sha256": sha256.upper()})
     folder = put(settings, {"_manifest.json": listed, "departures.csv": text[:3]})
     with pytest.raises(DeliveryError, match="still to come"):
         find_delivery(settings, FLIGHTS, DAY)
@@ -97,6 +98,8 @@ def test_a_manifest_makes_a_delivery_complete_when_all_its_files_are_there(tmp_p
         ({"_manifest.json": '{"files": ["departures.csv"]}'}, "does not list files by name"),
         ({"_manifest.json": "[]"}, "does not list files by name"),
         ({"_manifest.json": "{"}, "cannot be read"),
+        ({"_manifest.json": "[" * 100_000}, "cannot be read: maximum recursion depth exceeded"),
+        ({"_manifest.json": " " * ((64 << 20) + 1)}, "it has more than 64 MiB"),
     ],
 )
 def test_a_delivery_that_is_not_what_its_manifest_says_is_refused(
@@ -197,7 +200,7 @@ def test_the_list_has_incomplete_and_broken_deliveries_but_no_strangers(
     settings = settings_of(tmp_path)
     put(settings, {"departures.csv": "x\n"}, "2013-01-01")
     put(settings, {"unknown.csv": "x\n", "_SUCCESS": ""}, "2013-01-02")
-    put(settings, {"_manifest.json": "{", "departures.csv": "x\n"}, "2013-01-03")
+    put(settings, {"_manifest.json": "[" * 100_000, "departures.csv": "x\n"}, "2013-01-03")
     put(settings, ONE, "january")
     put(settings, {}, "2013-01-04")
     (Path(settings.landing_root) / "flights" / ".2013-01-05-half").mkdir()

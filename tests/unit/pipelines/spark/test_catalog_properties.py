@@ -92,6 +92,11 @@ def test_a_rest_catalog_keeps_its_properties_and_gets_the_stores_settings(tmp_pa
             {"TYPE": "sql", "URI": "mysql://me:cret@db/x"},
             "property uri begins with mysql. Spark and pyiceberg",
         ),
+        (
+            {"TYPE": "sql", "URI": "postgresql+psycopg://me:cret@db:54x2/x"},
+            "property uri is no URL of a database",
+        ),
+        ({"TYPE": "sql", "URI": "postgresql:cret"}, "property uri is no URL of a database"),
         ({"URI": "sqlite:///catalog.db"}, "property uri names no absolute path. Write sqlite:////folder/"),
         ({**REST, "PY_IO_IMPL": "x"}, "property py-io-impl has no counterpart in Spark"),
     ],

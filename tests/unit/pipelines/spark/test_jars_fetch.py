@@ -2,7 +2,9 @@
 
 import gc
 import hashlib
+import os
 import shutil
+import ssl
 import subprocess
 import sys
 import threading
@@ -15,6 +17,7 @@ from lakeshare_pipelines.errors import DownloadError
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark import jars
 from lakeshare_pipelines.spark.jars import PinnedJar, ensure_jars
+from tests.builders.certificates import certificates
 from tests.builders.jar_repository import Repository, a_jar, serving
 
 # jgo 3.2 leaves refused and cut answers open for the garbage collector to close.
@@ -239,6 +242,51 @@ def test_the_machines_proxy_is_used(tmp_path, repository, pin, monkeypatch):
     ensure_jars(settings, ["small"], Recorder())
     assert [path for path in repository.asked if path.startswith("http://maven.invalid/repo/")]
     assert in_cache(settings) == [jar.filename]
+
+
+def test_certificates_of_the_machine_are_used_and_others_are_named(tmp_path, pin, monkeypatch):
+    jar, made = pin(), certificates(tmp_path)
+    for name in ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
+        monkeypatch.delenv(name, raising=False)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(made.own, made.key)
+    with serving(context) as over_tls:
+        over_tls.put(*a_jar())
+        settings = settings_of(tmp_path, over_tls)
+        with pytest.raises(DownloadError, match=r"certificate is not trusted here\. Set SSL_CERT_FILE or"):
+            ensure_jars(settings, ["small"], Recorder())
+        monkeypatch.setattr(jars, "PAUSE_S", 0)
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "none.pem"))
+        with pytest.raises(DownloadError, match=r"Could not find a suitable TLS CA .*none\.pem"):
+            ensure_jars(settings, ["small"], Recorder())
+        monkeypatch.setenv("SSL_CERT_FILE", str(made.authority))
+        ensure_jars(settings, ["small"], Recorder())
+    assert in_cache(settings) == [jar.filename]
+    assert "REQUESTS_CA_BUNDLE" not in os.environ
+
+
+def test_a_proxy_that_does_not_answer_is_named(tmp_path, pin, monkeypatch):
+    pin()
+    monkeypatch.setattr(jars, "PAUSE_S", 0)
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("http_proxy", "HTTP_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    settings = settings_of(tmp_path, None, maven_repository="http://maven.invalid/repo")
+    with pytest.raises(DownloadError, match=r"the proxy refused or does not answer\. Check HTTPS_PROXY"):
+        ensure_jars(settings, ["small"], Recorder())
+
+
+def test_a_cache_folder_that_cannot_be_one_is_named(tmp_path, repository, pin):
+    pin()
+    (tmp_path / "file").write_text("")
+    settings = settings_of(tmp_path, repository, cache_dir=tmp_path / "file")
+    with pytest.raises(DownloadError, match=r"the cache folder cannot be written \(.*/file/jars\)"):
+        ensure_jars(settings, ["small"], Recorder())
+    with pytest.raises(
+        DownloadError, match="small not in the cache folder, or damaged, and LAKESHARE_OFFLINE is set"
+    ):
+        ensure_jars(settings.model_copy(update={"offline": True}), ["small"], Recorder())
 
 
 def test_a_full_disk_is_said_before_the_download(tmp_path, repository, pin, monkeypatch):

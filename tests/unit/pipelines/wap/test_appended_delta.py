@@ -49,15 +49,16 @@ def opened(staging: DeltaStaging) -> DeltaTable:
 def test_rows_are_added_with_their_columns_in_one_commit_each_and_no_file_moves(
     staging: DeltaStaging,
 ) -> None:
+    text = "no\u2028line\x85of the log"
     for number in range(12):
-        more = {"added": "x"} if number > 5 else {}
+        more = {"added": text} if number > 5 else {}
         staged = stage(staging, number, **more)
         landed = staging.land(staged, {"digest": "d"})
         assert landed.versions == {"shop.append_rows": number}
         assert staging.land(staged, {"digest": "d"}).versions == landed.versions, "a second time it is known"
     table = opened(staging)
     rows = sorted(table.to_pyarrow_table().to_pylist(), key=lambda row: row["id"])
-    assert rows == [{"id": number, "added": "x" if number > 5 else None} for number in range(12)]
+    assert rows == [{"id": number, "added": text if number > 5 else None} for number in range(12)]
     assert table.metadata().configuration == {"delta.enableChangeDataFeed": "true"}
     assert table.transaction_version("shop") == 12
     feed = pa.table(table.load_cdf(starting_version=1).read_all()).to_pylist()

@@ -152,3 +152,39 @@ def test_a_table_in_another_store_than_the_warehouse_is_refused_by_name(lake: La
     elsewhere = a_contract(tmp_path / "contracts", "elsewhere", "delta", **text)
     with pytest.raises(WarehouseError, match=r"s3://other/orders: it is in another store than the warehouse"):
         DeltaStaging(lake, elsewhere).open("ref")
+
+
+@pytest.mark.parametrize("base", ["no table", "0"])
+def test_a_writer_that_comes_between_the_look_at_main_and_the_commit_is_a_conflict(
+    lake: Lake, contract: SetContract, base: str
+) -> None:
+    staging = DeltaStaging(lake, contract)
+    if base == "0":
+        staging.land(stage(staging, contract, [1]), {})
+    staged = stage(staging, contract, [3])
+    write_as_somebody_else(staging, contract, "orders")
+    with pytest.raises(Conflict, match=rf"shop\.orders changed on main since {base} \(main is at \d\)"):
+        land_one_table(staging, contract, staged)
+    assert 77 in ids(staging, contract, "orders")
+
+
+def test_a_table_that_deltalake_does_not_write_is_named_and_blocks_no_later_run(
+    lake: Lake, catalog: Catalog, contract: SetContract
+) -> None:
+    staging = DeltaStaging(lake, contract)
+    staging.land(stage(staging, contract, [1]), {})
+    assert len(repair(lake, catalog, contract)) == 2
+    protocol = {"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": ["identityColumns"]}
+    log = Path(staging.location("shop.totals")) / "_delta_log"
+    (log / f"{1:020d}.json").write_text(json.dumps({"protocol": protocol}))
+    half = stage(staging, contract, [2])
+    with pytest.raises(
+        WarehouseError, match=r"shop/totals: deltalake does not write the table: .*IdentityColumns"
+    ):
+        staging.land(half, {})
+    assert ids(staging, contract, "orders") == [2]
+
+    assert repair(lake, catalog, contract) == []
+
+    assert ids(staging, contract, "orders") == [1]
+    assert [ref for ref, _ in staging.list_unpublished()] == [half.ref]

@@ -1,4 +1,4 @@
-"""Samples show which rows failed and why, and never personal data."""
+"""Samples show which rows failed and why, never personal data, and as text that no terminal interprets."""
 
 import pytest
 
@@ -11,6 +11,8 @@ from lakeshare_pipelines.wap.checks import (
     mask_rows,
     select_sample_columns,
 )
+from lakeshare_pipelines.wap.stage import format_rejected_rows, format_verdicts
+from lakeshare_pipelines.wap.staged import Finding, Verdict, Verdicts
 from tests.builders.audits import BETWEEN, a_rule, carriers, flights
 
 ROW = {
@@ -95,3 +97,25 @@ def test_the_day_of_a_stray_row_is_a_value_too():
     stray = {**REJECTED, "reason": "born is '1988-02-29', the delivery is of 2024-01-01"}
     shown = make_rejected_sample(carriers(), stray, shows_values=False)
     assert shown["reason"] == "born is '***', the delivery is of 2024-01-01"
+
+
+def test_a_terminal_interprets_nothing_that_a_sender_wrote():
+    row = {
+        "table": "s.t",
+        "file": "all/t.csv",
+        "line": 2,
+        "reason": "id: 'a\x1b[2J' is not int",
+        "raw": "a\x1b[2J\n",
+    }
+    assert list(format_rejected_rows([row])) == [
+        r"s.t  all/t.csv:2  id: 'a\x1b[2J' is not int",
+        r"    a\x1b[2J\x0a",
+    ]
+    found = Finding.of(
+        {}, "column 'b\x1b]0;t\x07' is not in the contract", ({"id": "1\r\x9b2K", "name": "é\u202e"},)
+    )
+    verdict = Verdict("s.t", "structure", "error", found.passed, "", found.observed, found.samples)
+    assert format_verdicts(Verdicts("ref", "head", (verdict,), "digest")) == [
+        r"  FAIL  s.t: structure: column 'b\x1b]0;t\x07' is not in the contract",
+        r"          id=1\x0d\x9b2K  name=é\x202e",
+    ]

@@ -16,7 +16,7 @@ from lakeshare_server.catalog.credentials import add_admin_key
 from lakeshare_server.catalog.models import AuditRow
 from lakeshare_server.catalog.sharing import alter_recipient, editing, grant
 from lakeshare_server.cli import main
-from lakeshare_server.cli.impersonation import ALL_CAPABILITIES, capabilities_of
+from lakeshare_server.cli.impersonation import ALL_CAPABILITIES, FileTotals, capabilities_of, sum_files
 from lakeshare_server.protocol.lines import HEADER
 from lakeshare_server.routes.context import IMPERSONATION
 from tests.builders.lake_tables import append_delta, some_rows
@@ -163,6 +163,12 @@ def test_figures_tell_files_bytes_and_rows(seen: Seen, look: Look) -> None:
         ("0", "3", "0", "12"),
     ]
     assert len(look("bob", "versions", TABLE, "--limit", "1").splitlines()) == 2
+
+
+def test_a_bound_with_a_separator_of_lines_ends_no_line_of_a_response() -> None:
+    stats = json.dumps({"numRecords": 2, "maxValues": {"note": "a\u2028b\x85c"}}, ensure_ascii=False)
+    line = json.dumps({"file": {"url": "x", "size": 5, "stats": stats}}, ensure_ascii=False)
+    assert sum_files(httpx.Response(200, text=f"{line}\n{line}\n")) == {(None, "add"): FileTotals(2, 10, 4)}
 
 
 def test_a_preview_has_the_rows_behind_the_urls(look: Look) -> None:
