@@ -36,8 +36,7 @@ from lakeshare_server.telemetry.tracing import add_attributes, span
 
 log = logging.getLogger(__name__)
 
-DRILLS = "drills/"
-"""In a point's folder: the records of its drills."""
+DRILLS = "drills/"  # In a point's folder: the records of its drills
 
 
 @dataclass(frozen=True)

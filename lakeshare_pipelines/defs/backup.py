@@ -26,12 +26,10 @@ if TYPE_CHECKING:
 
 PROGRESS_S = 15.0
 SENSOR_S = 300
-RESTART_S = 3600.0
-"""After a day's first failed run; twice as long after each further one."""
+RESTART_S = 3600.0  # After a day's first failed run; twice as long after each further one
 MAX_ATTEMPTS = 8  # Longer waits than then are over the days that are made at all
 OWNER_TAG = "lakeshare/backup_owner"
-SHOWN = 100
-"""Most tables that metadata lists by name."""
+SHOWN = 100  # Most tables that metadata lists by name
 STEP_CHECKS = {
     "plan": {"no_warnings": "No table is vacuumed before it is copied, and none points outside the source."},
     "copies": {"all_copied": "No copy failed at the first attempt (L0)."},
@@ -253,7 +251,7 @@ def _request_run(
     # It continues under the claim of the run that failed first, and of no other.
     owner = Points(backup).read_owner(day)
     claimed = owner in [_get_owner(record.dagster_run) for record in records]
-    tags = {OWNER_TAG: owner} if owner is not None and claimed else None
+    tags = {OWNER_TAG: owner} if owner and claimed else None
     return dg.RunRequest(run_key=f"{key}:{records[0].dagster_run.run_id}", partition_key=day, tags=tags)
 
 
@@ -319,8 +317,7 @@ def _find_published_table(root: str, contracts: Sequence[SetContract]) -> str | 
     return next((name for name in names if name in {".".join(parts), without_id}), None)
 
 
-MAX_SHOWN = 20
-"""Most damaged copies that an alert names."""
+MAX_SHOWN = 20  # Most damaged copies that an alert names
 
 
 class SweepConfig(dg.Config):

@@ -27,12 +27,9 @@ from lakeshare_pipelines.ingest.profile import (
 
 TableFormat = Literal["iceberg", "delta"]
 
-PARTITION_ROWS = 100_000
-"""Rows of a day from which on its files are large enough for a partition of its own."""
-VALUES_REPEAT = 5
-"""A set of values is guessed if each value occurs this often on average."""
-KEY_ROWS = 100
-"""Below this number of rows only a column with a name like `id` is a key."""
+PARTITION_ROWS = 100_000  # Rows of a day from which on its files are large enough for a partition of its own
+VALUES_REPEAT = 5  # A set of values is guessed if each value occurs this often on average
+KEY_ROWS = 100  # Below this number of rows only a column with a name like `id` is a key
 
 
 @dataclass(frozen=True)

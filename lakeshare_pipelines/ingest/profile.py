@@ -52,15 +52,12 @@ else:
 HEAD_BYTES = 1 << 20
 MIN_HEAD_ROWS, HEAD_ROWS = 1000, 20_000
 HEAD_CELLS = 1_000_000
-MAX_VALUES = 30
-"""A column with at most this many different values has a set of values."""
+MAX_VALUES = 30  # A column with at most this many different values has a set of values
 COLUMNS_PER_PASS = 80
 KEY_CHECKS = 3
 COMPOSITE_COLUMNS = 6
-COMPOSITE_ROWS = 5_000_000
-"""Keys of several columns are searched for in samples up to this size."""
-APPROXIMATION = 0.85
-"""An approximate count from this fraction of the rows on may be the number of rows."""
+COMPOSITE_ROWS = 5_000_000  # Keys of several columns are searched for in samples up to this size
+APPROXIMATION = 0.85  # An approximate count from this fraction of the rows on may be the number of rows
 MAX_INFERRED = 4000
 """The longest spelling of a nested type that is drafted; objects with names of many kinds have longer ones."""
 NULL_TOKENS = ("NA", "N/A", "n/a", "#N/A", "NULL", "null", "NaN", "nan", "None", "none", "-", "\\N")
