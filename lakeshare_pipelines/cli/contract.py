@@ -181,7 +181,7 @@ def write_contract(path: Path, text: str) -> Path:
     """Writes a contract that loads to a new file.
 
     Raises:
-        BadRequest: there is such a file.
+        BadRequest: there is such a file, or it cannot be made.
         ContractError: the contract does not load; nothing is written.
     """
     from lakeshare_pipelines.contracts import load_contract
@@ -191,8 +191,11 @@ def write_contract(path: Path, text: str) -> Path:
     if path.exists():
         hint = "Give another file with --output, compare it with --output -, or remove it."
         raise BadRequest("--output", str(path), f"There is such a file. {hint}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise BadRequest("--output", str(path), f"No file can be made there: {error.strerror}.") from error
     try:
         load_contract(path)
     except ContractError:

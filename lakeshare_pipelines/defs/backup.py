@@ -237,12 +237,10 @@ def _sensor(backup: Backup, job: "UnresolvedAssetJobDefinition", *, is_declared:
     return days_due
 
 
-def _request_run(
-    instance: dg.DagsterInstance, backup: Backup, job_name: str, day: str
-) -> dg.RunRequest | None:
+def _request_run(instance: dg.DagsterInstance, backup: Backup, job: str, day: str) -> dg.RunRequest | None:
     """A day's first run; after a failed one, once its wait is over, the next one."""
     key = f"{backup.name}:{day}"
-    filters = dg.RunsFilter(job_name=job_name, tags={"dagster/partition": day})
+    filters = dg.RunsFilter(job_name=job, tags={"dagster/partition": day})
     records = instance.get_run_records(filters, limit=MAX_ATTEMPTS)  # newest first
     if not records or records[0].dagster_run.status is not dg.DagsterRunStatus.FAILURE:
         return dg.RunRequest(run_key=key, partition_key=day)

@@ -157,6 +157,8 @@ def test_a_draft_replaces_no_contract(tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match="There is such a file"):
         write_contract(path, "kind: nothing")
     assert path.read_text() == "mine"
+    with pytest.raises(BadRequest, match="No file can be made there: File exists"):
+        write_contract(path / "orders.yaml", "kind: nothing")
 
 
 def test_objects_of_a_store_are_copied_for_a_draft_and_markers_are_not(tmp_path: Path) -> None:
