@@ -39,6 +39,7 @@ def test_the_worker_goes_on_when_it_could_not_note_a_failure(
     catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(table_access, "IDLE_S", 0.05)
+    monkeypatch.setattr(table_access, "PREPARED_AT_ONCE", 1)
     settings = ServerSettings(state_dir=tmp_path)
     queries = AsyncQueries(catalog, dead_after_s=0.2)
     views = TableViews(catalog, Versions(catalog, settings, Stores(settings)))

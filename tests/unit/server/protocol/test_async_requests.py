@@ -180,8 +180,10 @@ def test_a_query_whose_store_does_not_answer_is_tried_again(
 ) -> None:
     store = Unready(failures)
     monkeypatch.setattr(table_access, "prepare_response", store.prepare)
+    # Another thread would take a query over that is at work.
+    monkeypatch.setattr(table_access, "PREPARED_AT_ONCE", 1)
     provider = a_provider_of_flights(tmp_path)
-    queries = AsyncQueries(provider.catalog, dead_after_s=0.2)
+    queries = AsyncQueries(provider.catalog, dead_after_s=0)
     ended = worked_on(provider, queries)
     assert (ended.state, ended.error_code, store.attempts) == (state, name, attempts)
 
