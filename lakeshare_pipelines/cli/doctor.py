@@ -207,7 +207,7 @@ def _probe_database(name: str, address: str, remedy: str, named: str = "") -> Ch
         engine = sqlalchemy.create_engine(url)
         try:
             with engine.connect() as connection:
-                connection.execute(sqlalchemy.text("SELECT 1"))
+                sqlalchemy.inspect(connection).get_table_names()  # SQLite reads its file no earlier
         finally:
             engine.dispose()
     except (sqlalchemy.exc.SQLAlchemyError, ImportError) as error:

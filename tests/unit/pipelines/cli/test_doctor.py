@@ -84,6 +84,14 @@ def test_a_database_without_a_valid_url_is_a_fault(tmp_path: Path) -> None:
         assert (finding.ok, finding.detail) == (False, "its URL has no valid form, which may be its port")
 
 
+def test_a_file_that_is_no_database_is_a_fault(tmp_path: Path) -> None:
+    (tmp_path / "lakeshare.db").write_bytes(b"no database here")
+    [finding] = doctor.check_database(
+        settings_of(tmp_path, database_url=f"sqlite:///{tmp_path}/lakeshare.db")
+    )
+    assert (finding.ok, "file is not a database" in finding.detail) == (False, True)
+
+
 def test_the_command_prints_each_finding_and_ends_with_1_if_one_is_a_problem(tmp_path: Path) -> None:
     environment = {
         "LAKESHARE_STATE_DIR": str(tmp_path / "state"),
