@@ -1,7 +1,6 @@
 """A second start of the demo does what is missing, and nothing again."""
 
 import json
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -10,8 +9,9 @@ from lakeshare_pipelines.contracts import load_contracts
 from lakeshare_pipelines.demo.story import RECIPIENT, are_shares_applied, write_recipient_profile
 from lakeshare_pipelines.share.shares import apply_declared_shares
 from lakeshare_server.catalog import Catalog
+from lakeshare_server.catalog.sharing import editing
 from tests.builders.database_schema import open_migrated
-from tests.builders.recipients import Recipients
+from tests.builders.recipients import Recipients, expire_token
 
 CONTRACTS = load_contracts()
 
@@ -73,7 +73,9 @@ def rotated(catalog: Catalog, path: Path) -> None:
 
 
 def expired(catalog: Catalog, path: Path) -> None:
-    _, token = Recipients(catalog).rotate(RECIPIENT, datetime.now(UTC) - timedelta(hours=1))
+    _, token = Recipients(catalog).rotate(RECIPIENT)
+    with editing(catalog, "tests") as edit:
+        expire_token(edit, token)
     path.write_text(json.dumps({"bearerToken": token}))
 
 

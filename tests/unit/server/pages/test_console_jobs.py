@@ -48,9 +48,12 @@ def ended(jobs: Jobs, job: Job) -> Job:
     return jobs.get(job.id)
 
 
-def test_a_job_ends_with_its_output_and_its_exit_code(jobs: Jobs) -> None:
-    good = start(jobs, "import os; print(os.environ['GIVEN'], '\\x1b[31m')")
+def test_a_job_ends_with_its_output_and_its_exit_code(jobs: Jobs, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    wait = f"import os, time\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.01)\n"
+    good = start(jobs, wait + "print(os.environ['GIVEN'], '\\x1b[31m')")
     assert (good.state, good.principal, good.ended_at) == ("running", "ann", None)
+    gate.touch()
     bad = start(jobs, "import sys; sys.exit('refused: é')", "other")
     assert (ended(jobs, good).state, ended(jobs, good).exit_code) == ("succeeded", 0)
     assert jobs.read_output(good.id) == "as given [31m\n"
