@@ -4,6 +4,7 @@ import datetime as dt
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import dagster as dg
 import pyarrow as pa
@@ -130,9 +131,18 @@ def test_a_day_whose_run_failed_is_continued_by_the_sensor_after_its_wait(
         failed = make()
         assert not failed.success
         assert failed.get_step_success_events()[-1].step_key == f"backup__{backup.name}__plan"
-        assert tick() == ([], f"after a failed run, {DAY} waits to be continued")
+        waits = ([], f"after a failed run, {DAY} waits to be continued")
+
+        def set_clock(hours: float) -> None:
+            ended_at = instance.get_run_records(limit=1)[0].end_time + hours * 3600
+            monkeypatch.setattr(
+                "lakeshare_pipelines.defs.backup.time", SimpleNamespace(time=lambda: ended_at)
+            )
+
+        set_clock(0.9)
+        assert tick() == waits
         in_its_place.unlink()
-        monkeypatch.setattr("lakeshare_pipelines.defs.backup.RESTART_S", 0.0)
+        set_clock(1.1)
         ([again], _) = tick()
         assert again.partition_key == first.partition_key == DAY
         assert again.run_key != first.run_key
@@ -140,6 +150,9 @@ def test_a_day_whose_run_failed_is_continued_by_the_sensor_after_its_wait(
         # Another run than the one that continues it is refused.
         other = make().failure_data_for_node(f"backup__{backup.name}__listing")
         assert f"{failed.run_id} is making it" in str(other.user_failure_data)
+        set_clock(1.9)
+        assert tick() == waits
+        set_clock(2.1)
         ([again], _) = tick()
         assert make(**again.tags).success
     assert Points(backup).get(DAY).status == "verified"
