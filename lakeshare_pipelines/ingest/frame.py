@@ -26,7 +26,7 @@ from lakeshare_pipelines.contracts.model import Reading
 from lakeshare_pipelines.contracts.partitioning import SEPARATOR
 from lakeshare_pipelines.errors import ContractError
 from lakeshare_pipelines.ingest.delivery import Delivery, LandingFile, assign_files, blame_changed_delivery
-from lakeshare_pipelines.ingest.raw_rows import BAD, FILE, LINE, PARTITION, RAW, RawRows, read_raw
+from lakeshare_pipelines.ingest.raw_rows import BAD, FILE, LINE, PARTITION, RAW, RawRows, json_type, read_raw
 from lakeshare_pipelines.ingest.readable import DEFAULT_LIMITS, ReadingLimits, require_readable
 from lakeshare_pipelines.spark.rows import column_by_name, get_parts, make_key_column
 from lakeshare_server.lazy import LazyModule
@@ -49,6 +49,7 @@ JAVA_NUMBER = r"[xX]|\d[.]?[dDfF]$"
 WHOLE = r"^([+-]?\d+)\.0*$"
 DECIMAL = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 WIDEST_DECIMAL = "decimal(38,18)"
+FRACTION = r"\.(\d*?)0*$"
 
 # Parquet types that a contract's type accepts, if the values fit.
 COMPATIBLE_TYPES = {
@@ -76,7 +77,7 @@ def parse_text(text: "SparkColumn", kind: str) -> "SparkColumn":
         is_overflow = (F.abs(number) == float("inf")) & text.rlike(r"\d")
         return F.when(~text.rlike(JAVA_NUMBER) & ~is_overflow, number)
     if base == "decimal":
-        return _exact(F.when(text.rlike(DECIMAL), text), kind)
+        return _parse_decimal(text, kind)
     if base in ("date", "timestamp"):
         # At least 2013-1-1; a date has no time.
         is_day_first = (F.length(text) >= 8) & (F.substring(text, 5, 1) == "-")
@@ -107,7 +108,8 @@ def convert_typed(value: "SparkColumn", found: "DataType", kind: str) -> "SparkC
     if base in INTEGERS and before in ("float", "double", "decimal"):
         return F.when(value == F.floor(value), value.try_cast(kind))
     if base == "decimal":
-        return _exact(value, kind)
+        exact = value.try_cast(kind)
+        return F.when(exact.try_cast(found) == value, exact)
     return value.try_cast(kind)
 
 
@@ -119,6 +121,7 @@ def convert_nested(
     A field that the value lacks is null.
     """
     if isinstance(kind, str):
+        value = value if found is not None else value.cast("string")
         if found is None and reading.null_values:
             value = F.when(~F.trim(value).isin(list(reading.null_values)), value)
         new = parse_text(value, kind) if found is None else convert_typed(value, found, kind)
@@ -163,21 +166,19 @@ def parse_nested(text: "SparkColumn", kind: Nested, reading: Reading) -> "SparkC
 
 
 def _to_text_type(kind: Type) -> str:
-    """The type in Spark's spelling, with texts in place of simple types."""
+    """The type in Spark's spelling, with texts or variants in place of simple types."""
     if isinstance(kind, str):
-        return "string"
+        return json_type(kind)
     return str(Nested(kind.kind, tuple((name, _to_text_type(part)) for name, part in kind.parts)))
 
 
-def convert_typed_nested(value: "SparkColumn", found: "DataType", kind: Nested) -> "SparkColumn":
-    """Converts a nested value with types of its own; null if a part of it does not fit without loss."""
-    new, is_bad = convert_nested(value, found, kind, Reading())
-    return F.when(~is_bad, new)
-
-
-def _exact(value: "SparkColumn", kind: str) -> "SparkColumn":
-    exact = value.try_cast(kind)
-    return F.when(exact.cast(WIDEST_DECIMAL) == value.try_cast(WIDEST_DECIMAL), exact)
+def _parse_decimal(text: "SparkColumn", kind: str) -> "SparkColumn":
+    """Parses text as a decimal; null if it has more digits than the type holds."""
+    exact, scale = text.try_cast(kind), int(kind[:-1].partition(",")[2])
+    # Numbers with an exponent are compared in a type that holds more of them.
+    same = exact.try_cast(WIDEST_DECIMAL) == text.try_cast(WIDEST_DECIMAL)
+    fits = F.when(text.rlike("[eE]"), same).otherwise(F.length(F.regexp_extract(text, FRACTION, 1)) <= scale)
+    return F.when(text.rlike(DECIMAL) & fits, exact)
 
 
 REASON = "__lakeshare_reason"
@@ -258,14 +259,14 @@ def _given(column: Column, rows: RawRows) -> "SparkColumn | None":
 
 
 def _convert(column: Column, rows: RawRows, given: "SparkColumn", reading: Reading) -> "SparkColumn":
-    kind = parse_type(column.type) if is_nested(column.type) else None
-    if isinstance(kind, Nested):
-        if rows.types is None:
-            return parse_nested(given, kind, reading)
-        return convert_typed_nested(given, rows.types[column.delivered_as or column.name], kind)
+    kind = parse_type(column.type)
     if rows.types is None:
-        return parse_text(given, column.type)
-    return convert_typed(given, rows.types[column.delivered_as or column.name], column.type)
+        return parse_nested(given, kind, reading) if isinstance(kind, Nested) else parse_text(given, kind)
+    found = rows.types[column.delivered_as or column.name]
+    if isinstance(kind, str):
+        return convert_typed(given, found, kind)
+    value, is_bad = convert_nested(given, found, kind, reading)
+    return F.when(~is_bad, value)
 
 
 def _misfit(column: Column) -> "SparkColumn":

@@ -171,9 +171,11 @@ def _read_multiline(
 
 def _read_json(spark: "SparkSession", group: Sequence[ReadableFile], names: Sequence[str]) -> RawRows:
     files = tuple(readable.file for readable in group)
+    kinds = {column.delivered_as: json_type(column.type) for column in files[0].table.columns}
     is_document = files[0].is_json_document
     if is_document:
-        lines, number = _json_records(spark, files)
+        # Records are variants if one of the columns needs it.
+        lines, number = _json_records(spark, files, max(kinds.values()))
         _require_counted(group, number)
     else:
         lines, number = _lines(spark, files, has_header=False)
@@ -181,9 +183,9 @@ def _read_json(spark: "SparkSession", group: Sequence[ReadableFile], names: Sequ
     keys = lines.select(F.explode(F.json_object_keys("value"))).distinct().collect()
     present = {row[0] for row in keys}
     fields = ", ".join(f"_{i} string" for i in range(len(names)))
-    schema = "array<struct<" + ", ".join(f"{_quoted(name)}: string" for name in names) + ">>"
+    columns = ", ".join(f"{_quoted(name)}: {kinds.get(name, 'string')}" for name in names)
     # Parsed as an array, because text after the closing brace would be ignored otherwise.
-    parsed = F.from_json(F.concat(F.lit("["), F.col("value"), F.lit("]")), schema)
+    parsed = F.from_json(F.concat(F.lit("["), F.col("value"), F.lit("]")), f"array<struct<{columns}>>")
     rows = (
         lines.select("*", F.explode_outer(F.when(F.size(parsed) == 1, parsed)).alias(_PARSED))
         .withColumn(_PARSED, F.col(_PARSED).cast(f"struct<{fields}>"))
@@ -193,17 +195,24 @@ def _read_json(spark: "SparkSession", group: Sequence[ReadableFile], names: Sequ
     return _keep_present(_select_texts(files, rows, number, names, files[0].table.reading), present)
 
 
-def split_json_document() -> "SparkColumn":
+def json_type(kind: Type) -> str:
+    """The type in which Spark's JSON parser keeps a value as it is: a decimal as text would get a double's digits."""
+    return "variant" if "decimal" in str(kind) else "string"
+
+
+def split_json_document(kind: str = "string") -> "SparkColumn":
     """The records of the JSON document in the column `value`, as an array of texts; null if it is no JSON."""
     text = F.trim(F.regexp_replace("value", f"^{BOM}", ""), F.lit(" \t\r\n"))
     whole = F.when(text.startswith("["), text).otherwise(F.concat(F.lit("["), text, F.lit("]")))
-    return F.from_json(whole, "array<string>")
+    return F.from_json(whole, f"array<{kind}>").cast("array<string>")
 
 
-def _json_records(spark: "SparkSession", files: tuple[LandingFile, ...]) -> "tuple[DataFrame, int]":
+def _json_records(
+    spark: "SparkSession", files: tuple[LandingFile, ...], kind: str
+) -> "tuple[DataFrame, int]":
     """Returns the objects of JSON documents as texts, numbered from 1 in each file, and their number."""
     documents = _reader(spark).text(_paths(files), wholetext=True)
-    records = documents.select(F.posexplode(split_json_document()).alias("_row", "value"), *_where())
+    records = documents.select(F.posexplode(split_json_document(kind)).alias("_row", "value"), *_where())
     located, number = _add_location(spark, files, records, F.col("value"), kept=F.lit(True))
     text = F.coalesce("value", F.lit("null"))
     return located.withColumn("value", text).withColumn(LINE, F.col("_row") + 1), number

@@ -200,10 +200,8 @@ class LakeTable:
         location = normalise_followed_location(self.location, stores.settings)
         if not is_delta(location, stores):
             pointer = make_source(location, stores, stores.settings).current(None)
-            return {
-                "metadata": pointer.metadata_location,
-                "snapshot": self._find_snapshot(pointer.metadata_location),
-            }
+            metadata = json.loads(read_metadata_text(stores, pointer.metadata_location))
+            return {"metadata": pointer.metadata_location, "snapshot": metadata.get("current-snapshot-id")}
         table = deltalake.DeltaTable(location, storage_options=make_delta_options(stores, location))
         return {"id": str(table.metadata().id), "version": table.version()}
 
@@ -215,11 +213,6 @@ class LakeTable:
             return spark.read.format("delta").option("versionAsOf", until["version"]).load(location)
         # Its newest snapshot: the position is the metadata file that was current.
         return spark.read.format("iceberg").load(until["metadata"])
-
-    def _find_snapshot(self, metadata_location: str) -> int | None:
-        text = read_metadata_text(self.context.stores, metadata_location)
-        found: int | None = json.loads(text).get("current-snapshot-id")
-        return found
 
 
 @dataclass(frozen=True)

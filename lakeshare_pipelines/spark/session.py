@@ -153,6 +153,8 @@ EXTENSIONS = (
 SESSION_CONF: Mapping[str, str] = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.ansi.enabled": "true",
+    # As for what is not read as a variant: the last one counts.
+    "spark.sql.variant.allowDuplicateKeys": "true",
     # To name our line in errors, PySpark sends the driver a dozen requests more for each column expression.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
 }

@@ -9,7 +9,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import reduce
@@ -437,7 +437,9 @@ class DeltaStaging:
             return self._commit_changes(table, staged, evidence, base)
         location = self.location(table.name)
         schema = self._require(self.staged_location(table.name, staged.ref)).schema()
-        adds = list(self._add_actions(table.name, staged.ref))
+        adds = make_add_actions(
+            self.list_staged_adds(table.name, staged.ref), f"{STAGED_FOLDER}/{staged.ref}"
+        )
         columns = [column for column, _ in table.partition_by]
         values = self._list_replaced_values(staged, table)
         replaced = None if values is None else [(column, "in", found) for column, found in values.items()]
@@ -554,20 +556,6 @@ class DeltaStaging:
 
     def _list_change_files(self, name: str, ref: str) -> list[dict[str, Any]]:
         return sorted(self.list_staged_adds(name, f"{ref}/{CHANGE_DATA}"), key=lambda add: str(add["path"]))
-
-    def _add_actions(self, name: str, ref: str) -> "Iterator[AddAction]":
-        from deltalake.transaction import AddAction
-
-        for add in self.list_staged_adds(name, ref):
-            yield AddAction(
-                # The log holds the path percent-encoded, and AddAction encodes it again.
-                f"{STAGED_FOLDER}/{ref}/{unquote(add['path'])}",
-                add["size"],
-                add["partitionValues"],
-                add["modificationTime"],
-                True,
-                add.get("stats") or "{}",
-            )
 
     def list_staged_adds(self, name: str, ref: str) -> list[dict[str, Any]]:
         """The live `add` entries in the log of a staging table."""
@@ -700,6 +688,24 @@ def table_location(settings: LakeSettings, table: Table) -> str:
     if is_absolute(location):
         return normalise_location(location, settings.azure_account).rstrip("/")
     return f"{table.warehouse or settings.lake_root}/{location.strip('/')}"
+
+
+def make_add_actions(adds: Iterable[Mapping[str, Any]], folder: str) -> "list[AddAction]":
+    """The actions of deltalake that add the files of another table, in a folder below the root of this one."""
+    from deltalake.transaction import AddAction
+
+    # The log holds the path percent-encoded, and AddAction encodes it again.
+    return [
+        AddAction(
+            f"{folder}/{unquote(add['path'])}",
+            add["size"],
+            add["partitionValues"],
+            add["modificationTime"],
+            True,
+            add.get("stats") or "{}",
+        )
+        for add in adds
+    ]
 
 
 def get_replaced_column(staged: Staged, table: Table) -> str | None:

@@ -126,7 +126,7 @@ def test_nested_values_that_do_not_fit_are_rejected_and_unknown_fields_are_probl
     rejected = {json.loads(row.raw)["id"]: row for row in table.rejected.collect()}
     assert set(rejected) == {*bad, 11}
     assert rejected[2].reason.startswith(
-        'items: \'[{"skuId":"a","qty":1.5}]\' is not array<struct<skuId:string,'
+        'items: \'[{"qty":1.5,"skuId":"a"}]\' is not array<struct<skuId:string,'
     )
     assert rejected[8].reason == f"place: 'Ulm' is not {TYPES['place']}"
     found = values_of(table)

@@ -1,5 +1,6 @@
 """A row that does not parse is set aside with file, line and reason, and no other row with it."""
 
+from decimal import Decimal
 from pathlib import Path
 
 from lakeshare_pipelines.ingest.compression import CODECS
@@ -228,3 +229,41 @@ def test_records_of_json_documents_are_numbered_and_set_aside_by_themselves(
     ]
     [problem] = [each.detail for each in table.problems if "colour" in each.detail]
     assert problem.startswith("column 'colour' is not in the contract in all/readings")
+
+
+def test_decimals_keep_all_their_digits_or_are_set_aside(lake: Lake, tmp_path: Path) -> None:
+    """As JSON numbers, too, which Spark reads as doubles where it is to give their text; of 38 digits, none is lost."""
+    columns = [
+        {"name": "whole", "physicalType": "decimal(38,0)"},
+        {"name": "small", "physicalType": "decimal(38,25)"},
+        {"name": "prices", "physicalType": "array<decimal(30,12)>"},
+    ]
+    whole, small = "12345678901234567890123456789012345678", "1234567890.1234567890123456789012345"
+    price = "1234567890123456.123456789012"
+    good = f'{{"whole": {whole}, "small": {small}, "prices": [{price}, "{price}", null]}}'
+    long = f'{{"small": {small}6}}'
+    twice = '{"whole": 1, "whole": 2, "prices": []}'
+    expected = [
+        (Decimal(2), None, []),
+        (Decimal(whole), Decimal(small), [Decimal(price), Decimal(price), None]),
+    ]
+    refused = f"small: '{small}6' is not decimal(38,25)"
+    lines = (f"{whole};{small};[{price},{price},null]", f";{small}6;", "2;;[]")
+    deliveries: list[tuple[str, str | bytes, dict[str, object]]] = [
+        ("readings.jsonl", f"{good}\n{long}\n{twice}\n", {}),
+        ("readings.json", f"[{good}, {long}, {twice}]", {"multiline": True}),
+        ("readings.csv", "\n".join(("whole;small;prices", *lines)) + "\n", {"delimiter": ";"}),
+    ]
+    for number, (name, content, reading) in enumerate(deliveries):
+        contract = a_readings_contract(tmp_path / str(number), columns=columns, reading=reading)
+        delivery = landed(tmp_path / str(number), contract, {name: content})
+        table = read_delivery(lake.spark, contract, [delivery])["sensors.readings"].read()
+        assert [tuple(row) for row in table.frame.orderBy("whole").collect()] == expected, name
+        assert [reason for _, _, reason, _ in rejected_rows(table)] == [refused], name
+    content = parquet_bytes(
+        {"whole": [Decimal(whole), None], "small": [Decimal(small), Decimal(f"{small}6")]}
+    )
+    delivery = landed(tmp_path / "typed", contract, {"readings.parquet": content})
+    typed = read_delivery(lake.spark, contract, [delivery])["sensors.readings"].read()
+    assert [tuple(row) for row in typed.frame.collect()] == [(Decimal(whole), Decimal(small), None)]
+    assert len(rejected_rows(typed)) == 1

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
-from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -47,7 +46,7 @@ from lakeshare_pipelines.share.publication import (
     repeat_properties,
 )
 from lakeshare_pipelines.wap.branches import BranchTables
-from lakeshare_pipelines.wap.delta import table_location
+from lakeshare_pipelines.wap.delta import make_add_actions, table_location
 from lakeshare_pipelines.wap.iceberg import iceberg_tables
 from lakeshare_pipelines.wap.staged import Lake
 from lakeshare_server.catalog import Catalog, Lease, Ledger, Publication, lock_set
@@ -624,7 +623,7 @@ def commit_takeover(
     """Commit that a live table has only the files of another table below its root; returns the new version."""
     from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError
-    from deltalake.transaction import AddAction, CommitProperties
+    from deltalake.transaction import CommitProperties
 
     location, options = address.location(root), make_storage_options(address) or None
     try:
@@ -640,20 +639,8 @@ def commit_takeover(
             reason = "another table is at this place, and the restored one has deletion vectors"
         if reason:
             raise BackupError(location, reason, "Restore it to another place with --to.")
-        folder = beside.removeprefix(f"{root}/")
         live.create_write_transaction(
-            [
-                AddAction(
-                    # The log has the path percent-encoded; AddAction encodes it again.
-                    f"{folder}/{unquote(add['path'])}",
-                    add["size"],
-                    add["partitionValues"],
-                    add["modificationTime"],
-                    True,
-                    add.get("stats") or "{}",
-                )
-                for add in adds
-            ],
+            [*make_add_actions(adds, beside.removeprefix(f"{root}/"))],
             "overwrite",
             other.schema(),
             partitions,
