@@ -90,12 +90,11 @@ def parse_text(text: "SparkColumn", kind: str) -> "SparkColumn":
 def is_compatible(found: "DataType", kind: Type) -> bool:
     """Whether a column of type `found`, as in Parquet, can hold the contract's type; fields may be missing in it."""
     base = get_base_type(found.simpleString())
-    if isinstance(kind, str) and is_nested(kind):
-        kind = parse_type(kind)
+    kind = parse_type(kind) if isinstance(kind, str) else kind
     if isinstance(kind, str):
-        return base in COMPATIBLE_TYPES[get_base_type(kind)]
+        return base in {"void", *COMPATIBLE_TYPES[get_base_type(kind)]}
     parts = get_parts(found)
-    return base == kind.kind and all(
+    return base in ("void", kind.kind) and all(
         is_compatible(parts[name], part) for name, part in kind.parts if name in parts
     )
 
@@ -103,10 +102,15 @@ def is_compatible(found: "DataType", kind: Type) -> bool:
 def convert_typed(value: "SparkColumn", found: "DataType", kind: str) -> "SparkColumn":
     """Converts a Parquet value to the contract's type; null if that loses information."""
     base, before = get_base_type(kind), get_base_type(found.simpleString())
-    if found.simpleString() == kind:
+    if found.simpleString() in (kind, "void"):
         return value
     if base in INTEGERS and before in ("float", "double", "decimal"):
-        return F.when(value == F.floor(value), value.try_cast(kind))
+        # Of floats, a cast takes the largest integer for the first one that is too large.
+        return F.when((value == F.floor(value)) & (value < F.lit(2.0**63)), value.try_cast(kind))
+    if base == "float" and before == "double":
+        return F.when(
+            (F.abs(value) == float("inf")) | (F.abs(value.cast(kind)) != float("inf")), value.cast(kind)
+        )
     if base == "decimal":
         exact = value.try_cast(kind)
         return F.when(exact.try_cast(found) == value, exact)
@@ -263,8 +267,8 @@ def _convert(column: Column, rows: RawRows, given: "SparkColumn", reading: Readi
     if rows.types is None:
         return parse_nested(given, kind, reading) if isinstance(kind, Nested) else parse_text(given, kind)
     found = rows.types[column.delivered_as or column.name]
-    if isinstance(kind, str):
-        return convert_typed(given, found, kind)
+    if isinstance(kind, str) or found.typeName() == "void":
+        return convert_typed(given, found, column.type)
     value, is_bad = convert_nested(given, found, kind, reading)
     return F.when(~is_bad, value)
 

@@ -35,7 +35,7 @@ from lakeshare_pipelines.ingest.delivery import (
     find_suffix,
 )
 from lakeshare_pipelines.ingest.landing import is_data
-from lakeshare_pipelines.ingest.raw_rows import NANOS_AS_LONG, SPARK_FORMATS, split_json_document
+from lakeshare_pipelines.ingest.raw_rows import SPARK_FORMATS, make_parquet_columns, split_json_document
 from lakeshare_pipelines.ingest.readable import BOM, XmlRefused, XmlRows, guess_row_tag
 from lakeshare_pipelines.spark.rows import to_contract_type
 from lakeshare_pipelines.spark.session import escape_glob
@@ -415,14 +415,8 @@ def _read_parquet(spark: "SparkSession", files: Sequence[Path], title: str, name
         schema = pq.read_schema(files[0])
     except (pa.ArrowException, OSError) as error:
         raise SampleError(str(files[0]), "is no sound Parquet file", "Transfer it again.") from error
-    nanos = {column.name for column in schema if str(column.type).startswith("timestamp[ns")}
-    if nanos:
-        spark.conf.set(NANOS_AS_LONG, "true")
     rows = spark.read.parquet(*(escape_glob(str(path.absolute())) for path in files))
-    for column in nanos:
-        quoted = f"`{column.replace('`', '``')}`"
-        rows = rows.withColumn(column, F.timestamp_micros(F.floor(F.col(quoted) / 1000)))
-    return from_frame(rows, title, name, source)
+    return from_frame(rows.select(*make_parquet_columns(rows, schema)), title, name, source)
 
 
 CONTRACT_TYPES = {

@@ -20,6 +20,7 @@ from lakeshare_server.lazy import LazyModule
 from lakeshare_server.storage import parse_location
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import Column as SparkColumn
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
     from pyspark.sql import functions as F
@@ -37,7 +38,6 @@ FILE, LINE, PARTITION, RAW, BAD = (
 _BROKEN, _PARSED, _TEXTS = "_broken", "_parsed", "_texts"
 _CORRUPT = "__lakeshare_corrupt"
 RAW_CHARACTERS = 4000
-NANOS_AS_LONG = "spark.sql.legacy.parquet.nanosAsLong"
 
 
 @dataclass(frozen=True)
@@ -174,8 +174,7 @@ def _read_json(spark: "SparkSession", group: Sequence[ReadableFile], names: Sequ
     kinds = {column.delivered_as: json_type(column.type) for column in files[0].table.columns}
     is_document = files[0].is_json_document
     if is_document:
-        # Records are variants if one of the columns needs it.
-        lines, number = _json_records(spark, files, max(kinds.values()))
+        lines, number = _json_records(spark, files, max(kinds.values()))  # variants if a column is one
         _require_counted(group, number)
     else:
         lines, number = _lines(spark, files, has_header=False)
@@ -233,23 +232,26 @@ def _select_texts(
     return RawRows(files, frame, number, tuple(names), values)
 
 
-def _read_parquet(spark: "SparkSession", group: Sequence[ReadableFile]) -> RawRows:
-    from pyspark.sql import types as T
+def make_parquet_columns(rows: "DataFrame", schema: "pa.Schema | None") -> "list[SparkColumn]":
+    """The columns of Parquet files as they were written: pandas writes types that Spark reads as integers."""
+    written = {each.name: str(each.type) for each in schema or ()}
 
-    files = tuple(readable.file for readable in group)
-    schema = group[0].schema
-    nanos = {each.name for each in schema or () if str(each.type).startswith("timestamp[ns")}
-    if nanos:
-        # Pandas writes timestamps in nanoseconds, which Spark reads only as integers.
-        spark.conf.set(NANOS_AS_LONG, "true")
-    rows = _reader(spark).parquet(*_paths(files))
-    types: dict[str, T.DataType] = {each.name: each.dataType for each in rows.schema.fields}
-    given: list[SparkColumn] = []
-    for i, name in enumerate(types):
+    def convert(name: str, kind: str) -> "SparkColumn":
         column = F.col(_quoted(name))
-        if name in nanos:
-            column, types[name] = F.timestamp_micros(F.floor(column / 1000)), T.TimestampType()
-        given.append(column.alias(f"_{i}"))
+        # INT96, as Spark itself writes, is nanoseconds too, but read as a timestamp.
+        if kind == "bigint" and written.get(name, "").startswith("timestamp[ns"):
+            column = F.timestamp_micros(F.floor(column / 1000))
+        return (F.lit(None) if written.get(name) == "null" else column).alias(name)
+
+    return [convert(each.name, each.dataType.simpleString()) for each in rows.schema.fields]
+
+
+def _read_parquet(spark: "SparkSession", group: Sequence[ReadableFile]) -> RawRows:
+    files = tuple(readable.file for readable in group)
+    rows = _reader(spark).parquet(*_paths(files))
+    columns = make_parquet_columns(rows, group[0].schema)
+    types = {each.name: each.dataType for each in rows.select(*columns).schema.fields}
+    given = [column.alias(f"_{i}") for i, column in enumerate(columns)]
     line = (F.col("_metadata.row_index") + 1).alias("_row")
     raw = F.substring(F.to_json(F.struct("*")), 1, RAW_CHARACTERS).alias(RAW)
     located, number = _add_location(spark, files, rows.select(*given, raw, line, *_where()), None)

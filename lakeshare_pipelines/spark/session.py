@@ -155,6 +155,8 @@ SESSION_CONF: Mapping[str, str] = {
     "spark.sql.ansi.enabled": "true",
     # As for what is not read as a variant: the last one counts.
     "spark.sql.variant.allowDuplicateKeys": "true",
+    # Pandas writes timestamps in nanoseconds, which Spark reads as integers only.
+    "spark.sql.legacy.parquet.nanosAsLong": "true",
     # To name our line in errors, PySpark sends the driver a dozen requests more for each column expression.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
 }

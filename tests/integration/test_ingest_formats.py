@@ -1,11 +1,13 @@
 """From files of every format the frame is typed exactly as in the contract and holds every value."""
 
 import datetime as dt
+import io
 from decimal import Decimal
 from pathlib import Path
 
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from lakeshare_pipelines.contracts import SetContract
 from lakeshare_pipelines.ingest.compression import find_codec, remove_codec_suffix
@@ -126,9 +128,10 @@ def test_a_byte_order_mark_and_windows_line_ends_are_no_part_of_the_data(lake: L
     assert values_of(read(lake, tmp_path, a_readings_contract(tmp_path), readings__csv=text)) == [VALUES]
 
 
-def test_parquet_written_by_pandas_is_read_with_its_nanoseconds_and_float_integers(
+def test_parquet_written_by_pandas_and_spark_is_read_with_nanoseconds_float_integers_and_empty_columns(
     lake: Lake, tmp_path: Path
 ) -> None:
+    """Spark writes times as INT96 by default; pandas gives a column without values the type null."""
     frame = pd.DataFrame(
         {
             **{name: [value] for name, value in VALUES.items()},
@@ -137,9 +140,13 @@ def test_parquet_written_by_pandas_is_read_with_its_nanoseconds_and_float_intege
         }
     )
     assert frame["seen"].dt.unit == "ns"
-    table = read(lake, tmp_path, a_readings_contract(tmp_path), readings__parquet=frame.to_parquet())
-    assert values_of(table) == [VALUES]
-    assert table.problems == ()
+    empty = {**VALUES, "id": 8, "name": None, "price": None}
+    of_spark = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist([empty]), of_spark, use_deprecated_int96_timestamps=True)
+    files = {"readings-1__parquet": frame.to_parquet(), "readings-2__parquet": of_spark.getvalue()}
+    table = read(lake, tmp_path, a_readings_contract(tmp_path), **files)
+    assert values_of(table) == [VALUES, empty]
+    assert (table.problems, table.rejected) == ((), None)
 
 
 def test_a_wrong_value_of_an_orc_file_is_rejected_with_its_row(lake: Lake, tmp_path: Path) -> None:

@@ -140,14 +140,20 @@ def test_json_that_is_not_one_object_a_line_is_set_aside(lake: Lake, tmp_path: P
 
 
 def test_parquet_values_that_do_not_fit_are_set_aside_by_row(lake: Lake, tmp_path: Path) -> None:
-    contract = a_readings_contract(tmp_path, columns=TWO_COLUMNS)
-    content = parquet_bytes({"id": [1, 2**31, 3], "name": ["a", "b", "c"]})
+    types = {"id": "int", "big": "bigint", "ratio": "float"}
+    columns = [{"name": name, "physicalType": kind} for name, kind in types.items()]
+    contract = a_readings_contract(tmp_path, columns=columns)
+    content = parquet_bytes(
+        {"id": [1, 2**31, 3, 4], "big": [1.0, 1.0, 2.0**63, -(2.0**63)], "ratio": [0.5, 0.5, 0.5, 1e39]}
+    )
     table = read_delivery(lake.spark, contract, [landed(tmp_path, contract, {"readings.parquet": content})])[
         "sensors.readings"
     ].read()
-    assert sorted(row.id for row in table.frame.collect()) == [1, 3]
-    assert rejected_rows(table) == [
-        ("all/readings.parquet", 2, "id: '2147483648' is not int", '{"id":2147483648,"name":"b"}')
+    assert sorted(tuple(row) for row in table.frame.collect()) == [(1, 1, 0.5)]
+    assert [(line, reason) for _, line, reason, _ in rejected_rows(table)] == [
+        (2, "id: '2147483648' is not int"),
+        (3, "big: '9.223372036854776E18' is not bigint"),
+        (4, "ratio: '1.0E39' is not float"),
     ]
 
 
