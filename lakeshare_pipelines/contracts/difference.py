@@ -257,20 +257,19 @@ def _compare_tables(old: Table, new: Table) -> Iterator[Change]:
         before, after = getattr(old, field), getattr(new, field)
         if before != after:
             reason = "the published table cannot be continued; a new one needs another physicalName"
-            what = f"{field} {before} → {after}"
-            yield Change(name, what, "breaking", reason, needs_new_table=True)
+            yield Change(name, f"{field} {before} → {after}", "breaking", reason, needs_new_table=True)
     yield from _compare_origins(old, new)
     yield from _compare_columns(old, new)
     if old.primary_key != new.primary_key:
         keys = [", ".join(table.primary_key) or "none" for table in (old, new)]
         reason = "readers that join or merge by the key fail, and deliveries are checked by another one"
-        what = f"primary key {keys[0]} → {keys[1]}"
-        yield Change(name, what, "breaking", reason, needs_new_table=True)
+        yield Change(name, f"primary key {keys[0]} → {keys[1]}", "breaking", reason, needs_new_table=True)
     if old.partition_by != new.partition_by:
         layouts = [_format_partitioning(table) for table in (old, new)]
         reason = "files are laid out in another way, and rules of grants are decided by partitions"
-        what = f"partitioned by {layouts[0]} → {layouts[1]}"
-        yield Change(name, what, "breaking", reason, needs_new_table=True)
+        yield Change(
+            name, f"partitioned by {layouts[0]} → {layouts[1]}", "breaking", reason, needs_new_table=True
+        )
     yield from _compare_rules(old, new)
     yield from _compare_assertions(old, new)
     yield from _compare_references(old, new)
