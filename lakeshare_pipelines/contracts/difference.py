@@ -265,11 +265,9 @@ def _compare_tables(old: Table, new: Table) -> Iterator[Change]:
         reason = "readers that join or merge by the key fail, and deliveries are checked by another one"
         yield Change(name, f"primary key {keys[0]} → {keys[1]}", "breaking", reason, needs_new_table=True)
     if old.partition_by != new.partition_by:
-        layouts = [_format_partitioning(table) for table in (old, new)]
+        by = [_format_partitioning(table) for table in (old, new)]
         reason = "files are laid out in another way, and rules of grants are decided by partitions"
-        yield Change(
-            name, f"partitioned by {layouts[0]} → {layouts[1]}", "breaking", reason, needs_new_table=True
-        )
+        yield Change(name, f"partitioned by {by[0]} → {by[1]}", "breaking", reason, needs_new_table=True)
     yield from _compare_rules(old, new)
     yield from _compare_assertions(old, new)
     yield from _compare_references(old, new)
