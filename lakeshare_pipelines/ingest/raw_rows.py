@@ -37,7 +37,7 @@ FILE, LINE, PARTITION, RAW, BAD = (
 )
 _BROKEN, _PARSED, _TEXTS = "_broken", "_parsed", "_texts"
 _CORRUPT = "__lakeshare_corrupt"
-RAW_CHARACTERS = 4000
+RAW_CHARACTERS, MAX_FIELDS = 4000, 20_480
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,10 @@ def _read_group(spark: "SparkSession", group: Sequence[ReadableFile], names: Seq
 
 def _read_csv(spark: "SparkSession", files: tuple[LandingFile, ...], header: tuple[str, ...]) -> RawRows:
     reading = files[0].table.reading
-    parsed = F.from_csv("value", _text_schema(len(header)), _csv_options(reading))
+    # Spark's parser ends the run at a row of more fields.
+    fields = F.length("value") - F.length(F.replace("value", F.lit(reading.delimiter))) + 1
+    value = F.when(fields <= MAX_FIELDS, F.col("value"))
+    parsed = F.from_csv(value, _text_schema(len(header)), _csv_options(reading))
     # The parser ends an open quote at the next delimiter, which would cut a field over two lines.
     quotes = F.length("value") - F.length(F.replace("value", F.lit('"')))
     unclosed = F.when(quotes % 2 == 1, F.lit("a quote is not closed"))
@@ -206,9 +209,7 @@ def split_json_document(kind: str = "string") -> "SparkColumn":
     return F.from_json(whole, f"array<{kind}>").cast("array<string>")
 
 
-def _json_records(
-    spark: "SparkSession", files: tuple[LandingFile, ...], kind: str
-) -> "tuple[DataFrame, int]":
+def _json_records(spark: "SparkSession", files: Sequence[LandingFile], kind: str) -> "tuple[DataFrame, int]":
     """Returns the objects of JSON documents as texts, numbered from 1 in each file, and their number."""
     documents = _reader(spark).text(_paths(files), wholetext=True)
     records = documents.select(F.posexplode(split_json_document(kind)).alias("_row", "value"), *_where())
@@ -347,7 +348,7 @@ def _where() -> "list[SparkColumn]":
 
 def _add_location(
     spark: "SparkSession",
-    files: tuple[LandingFile, ...],
+    files: Sequence[LandingFile],
     rows: "DataFrame",
     counted: "SparkColumn | None",
     first: int = 1,
@@ -389,7 +390,7 @@ def _make_frame(spark: "SparkSession", shifts: Sequence[tuple[str, int, int, str
 
 def _has_wrong_field_count(header: Sequence[str]) -> "SparkColumn":
     reason = F.lit(f"the row has not the {len(header)} fields of the header")
-    return F.when(F.col(_PARSED)[_BROKEN].isNotNull(), reason)
+    return F.when(F.col(_PARSED).isNull() | F.col(_PARSED)[_BROKEN].isNotNull(), reason)
 
 
 def _csv_options(reading: Reading) -> dict[str, str]:

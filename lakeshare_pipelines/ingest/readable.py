@@ -5,6 +5,7 @@ A file that fails here is refused as a whole, with its name and the remedy. Rows
 
 import codecs
 import csv
+import io
 import itertools
 import json
 from collections import Counter
@@ -75,14 +76,12 @@ def require_readable(file: LandingFile, limits: ReadingLimits = DEFAULT_LIMITS) 
                 return _check_xml(file, limits)
             if file.is_json_document:
                 return _check_json(file, limits)
-            head = _decode_whole_file(file, limits)
-    except OSError as error:
-        reason = f"cannot be read: {error.strerror or error}"
+            text = io.StringIO(_decode_whole_file(file, limits).removeprefix(BOM), newline="")
+            rows = csv.reader(text, delimiter=file.table.reading.delimiter)
+            names = next(rows, []) if file.format == "csv" else []
+    except (OSError, csv.Error) as error:
+        reason = f"cannot be read: {getattr(error, 'strerror', None) or error}"
         raise _error(file, reason, "Check the file and its permissions") from error
-    if file.format != "csv":
-        return ReadableFile(file, limits)
-    lines = head.removeprefix(BOM).splitlines(keepends=True)
-    names = next(csv.reader(lines, delimiter=file.table.reading.delimiter), [])
     return ReadableFile(file, limits, header=tuple(name.strip() for name in names))
 
 

@@ -574,7 +574,7 @@ NO_MEMORY_EXIT = 52
 NO_EXECUTOR = "the cluster had no executor for this run"
 CONTEXT_STOPPED = ("SparkContext was shut down", "stopped SparkContext", "All masters are unresponsive")
 EXECUTOR_POLL_S = 1.0
-VALUE_TOO_LONG = "exceeds the maximum number of characters defined in your parser settings"
+TOO_LONG = ("exceeds the maximum number of characters defined in your parser", "Index 20480 out of bounds")
 ENDING_S = 5
 
 
@@ -622,12 +622,12 @@ def _translate_error(
     if any(words in text for words in DISK_FULL):
         reason = f"{doing}: the disk is full"
         return SparkError(reason, f"free space below {settings.lake_root}, then run again")
-    too_long = [file for file in files if VALUE_TOO_LONG in text and _get_name(file) in text]
-    if too_long:
+    named = [file for file in files if _get_name(file) in text]
+    if named and any(words in text for words in TOO_LONG):
         # `<landing>/<set>/<partition>/<file>`
-        reason = f"a value is longer than {settings.max_line_mb} MiB, as where a quote is not closed"
+        reason = f"a value is longer than {settings.max_line_mb} MiB or a row than 20,480 fields, as with an open quote"
         fix = "Correct the file, or raise LAKESHARE_MAX_LINE_MB, and LAKESHARE_SPARK_DRIVER_MEMORY with it."
-        return DeliveryError("/".join(too_long[0].split("/")[-3:]), reason, fix)
+        return DeliveryError("/".join(named[0].split("/")[-3:]), reason, fix)
     if any(words in text for words in NO_MEMORY):
         return _make_memory_error(settings, doing, files, text)
     if any(name in text for name in FAILURES) and (failed := _find_failed_store(settings, text)):

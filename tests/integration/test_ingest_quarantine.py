@@ -29,7 +29,8 @@ def read_csv(lake: Lake, tmp_path: Path, text: str, **reading: object) -> TableF
 
 
 def test_bad_rows_are_rejected_with_their_line_and_the_good_ones_are_kept(lake: Lake, tmp_path: Path) -> None:
-    table = read_csv(lake, tmp_path, 'id,name\n1,a\nx,b\n\n3\n4,d,e\n5,"f\n6,"g, h"\nid,name\n')
+    text = 'id,name\n1,a\nx,b\n\n3\n4,d,e\n5,"f\n6,"g, h"\nid,name\n' + "," * 30_000 + "\n"
+    table = read_csv(lake, tmp_path, text)
     assert [tuple(row) for row in table.frame.orderBy("id").collect()] == [(1, "a"), (6, "g, h")]
     fields = "the row has not the 2 fields of the header"
     assert rejected_rows(table) == [
@@ -38,8 +39,9 @@ def test_bad_rows_are_rejected_with_their_line_and_the_good_ones_are_kept(lake: 
         ("all/readings.csv", 6, fields, "4,d,e"),
         ("all/readings.csv", 7, "a quote is not closed", '5,"f'),
         ("all/readings.csv", 9, "id: 'id' is not int", "id,name"),
+        ("all/readings.csv", 10, fields, "," * 4_000),
     ]
-    assert table.rejected_rows == 5
+    assert table.rejected_rows == 6
 
 
 def test_lines_of_many_files_are_counted_in_each(lake: Lake, tmp_path: Path) -> None:

@@ -69,6 +69,7 @@ UNREADABLE: dict[str, tuple[str, bytes, str, str]] = {
         "readings-2.avro", avro_bytes(AVRO).replace(b'"fields"', b'"fieldz"'), "its schema is not one of", "Transfer"),
     "more than deflate": (
         "readings-2.csv.deflate", zlib.compress(GOOD.encode()) + b"x", "data after the end of the stream", "Transfer"),
+    "header of a long name": ("readings-2.csv", b"x" * 200_000, "cannot be read: field larger", "Check the file"),
     "cut character": ("readings-2.csv", "id,name\n1,é".encode()[:-1], "cut off at the end", "iconv"),
 }  # fmt: skip
 REFUSED_BY_SPARK: dict[str, tuple[str, bytes, str, str]] = {
@@ -97,14 +98,19 @@ def test_an_unreadable_file_is_named_with_reason_and_remedy(lake: Lake, tmp_path
     assert fix in caught.value.fix
 
 
+@pytest.mark.parametrize(
+    "rest", [pytest.param('2,"' + "x,y\n" * (1 << 19), id="quote"), pytest.param("," * 30_000, id="fields")]
+)
 def test_a_quote_that_is_never_closed_is_refused_before_the_value_fills_the_memory(
-    lake: Lake, tmp_path: Path
+    lake: Lake, tmp_path: Path, rest: str
 ) -> None:
+    """So is a row of very many fields, which Spark's parser refuses with an error of its own."""
     contract = a_readings_contract(tmp_path, columns=TWO_COLUMNS, reading={"multiline": True})
-    delivery = landed(tmp_path, contract, {"readings.csv": GOOD + '2,"' + "x,y\n" * (1 << 19)})
+    delivery = landed(tmp_path, contract, {"readings.csv": GOOD + rest})
     settings = lake.settings.model_copy(update={"max_line_mb": 1})
+    message = r"all/readings\.csv: a value is longer than 1 MiB or a row than 20,480 fields.*MAX_LINE_MB"
     with (
-        pytest.raises(DeliveryError, match=r"all/readings\.csv: a value is longer than 1 MiB.*MAX_LINE_MB"),
+        pytest.raises(DeliveryError, match=message),
         translate_errors(settings, "staging", {file.location: file.size_bytes for file in delivery.files}),
     ):
         read_delivery(lake.spark, contract, [delivery], ReadingLimits(max_line_mb=1))
