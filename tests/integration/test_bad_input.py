@@ -165,7 +165,7 @@ def test_what_cannot_be_read_or_has_another_shape_changes_nothing_until_it_is_pu
     lake, catalog, contract, before, day
 ):
     require_unreadable_files_are_refused_by_name(lake, catalog, contract, before, day)
-    days = require_no_rows_and_other_shapes_are_a_red_audit_not_a_stack_trace(lake, catalog, contract, day)
+    days = [day, *require_no_rows_and_other_shapes_are_a_red_audit_not_a_stack_trace(lake, catalog, contract)]
     require_unchanged(lake, catalog, contract, before, "no rows and other shapes", left=1)
     require_rerun(lake, catalog, contract, before, days)
 
@@ -182,23 +182,23 @@ def require_unreadable_files_are_refused_by_name(lake, catalog, contract, before
     require_unchanged(lake, catalog, contract, before, "unreadable files")
 
 
-def require_no_rows_and_other_shapes_are_a_red_audit_not_a_stack_trace(
-    lake, catalog, contract, day
-) -> list[str]:
-    """One run over a day with a header only, one with rows of another day, and one of each shape; returns the days."""
-    no_rows(a_delivery(lake.settings, contract, day, orders(day)))
+def require_no_rows_and_other_shapes_are_a_red_audit_not_a_stack_trace(lake, catalog, contract) -> list[str]:
+    """One run over a day with rows of another day, one of each shape, and one with a header only; returns the days."""
     stray = next(DAYS)
     rows_of_another_day(a_delivery(lake.settings, contract, stray, orders(stray)))
     shapes = {next(DAYS): shape for shape in OTHER_SHAPES.values()}
     for other, (rows, _) in shapes.items():
         a_delivery(lake.settings, contract, other, rows(other))
-    days = [day, stray, *shapes]
+    # After the shapes: a problem names the first file with its columns, and counts the others.
+    empty = next(DAYS)
+    no_rows(a_delivery(lake.settings, contract, empty, orders(empty)))
+    days = [stray, *shapes, empty]
     staged = stage(lake, contract, days, str(uuid4()))
     verdicts = audit_and_save(lake, contract, staged)
     with pytest.raises(NotAudited, match=r"structure.*not_empty"):
         publish_or_replay(lake, catalog, contract, staged, verdicts)
-    assert of(verdicts, "not_empty", "orders").reason == f"no rows for partition {day}, {stray}"
-    problems = of(verdicts, "structure", "orders").observed["problems"]
+    assert of(verdicts, "not_empty", "orders").reason == f"no rows for partition {stray}, {empty}"
+    problems = "; ".join(of(verdicts, "structure", "orders").observed["problems"])
     for other, (_, problem) in shapes.items():
         assert problem.format(file=f"{other}/orders.csv") in problems
     return days
