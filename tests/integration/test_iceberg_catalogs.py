@@ -11,7 +11,7 @@ from lakeshare_pipelines.wap.stage import staging_for
 from tests.builders.applied_changes import applied
 from tests.builders.canonical import Rows, same_rows
 from tests.builders.promised_sets import a_promising_contract, created
-from tests.builders.sets import a_contract, orders
+from tests.builders.sets import a_contract
 from tests.builders.spark_iceberg import SparkIceberg, frame_rows
 from tests.integration import test_publication as story
 from tests.integration import test_serveable_publication as promises
@@ -28,13 +28,9 @@ def published_set(jdbc_lake, catalog, tmp_path, request) -> PublishedSet:
 
 def test_a_set_is_published_whole_when_its_audit_is_green_and_not_at_all_when_it_is_red(published_set):
     story.every_table_gets_its_first_number_once(published_set)
-    story.the_same_delivery_again_changes_nothing(published_set)
     staged = story.a_red_audit_changes_nothing_and_masks_personal_columns(published_set)
     story.a_repaired_staged_set_is_audited_again_and_published(published_set, staged)
-    story.an_abandoned_staged_set_is_dropped_and_nothing_else(published_set)
-    story.a_corrected_delivery_replaces_its_partition_only(published_set)
-    story.a_transform_reads_each_number_with_its_rows(published_set)
-    story.rows_written_after_the_audit_are_not_published(published_set)
+    story.rows_written_after_the_audit_are_not_published_and_dropped_when_abandoned(published_set)
     published_set.require_spark_reads_the_same()
     # Tables on a disk are served by their own host.
     story.recipients_read_what_spark_reads(published_set, published_set.lake.settings.state_dir)
@@ -42,8 +38,6 @@ def test_a_set_is_published_whole_when_its_audit_is_green_and_not_at_all_when_it
 
 def test_runs_at_once_are_replayed_and_changes_lead_through_a_rollback(published_set):
     story.a_conflict_is_answered_by_a_replay_and_no_day_is_lost(published_set)
-    published_set.deliver(story.WEDNESDAY, orders(story.WEDNESDAY))
-    published_set.publish(*published_set.staged_and_green(story.WEDNESDAY))
     story.a_rollback_is_a_new_number_that_shows_old_rows(published_set)
     published_set.require_spark_reads_the_same()
     changes_lead_from_each_number_to_the_next(published_set)

@@ -86,7 +86,7 @@ STEPS = (
 # Merge-on-read makes a difference only where rows are deleted or updated, whole files only where they are rewritten.
 OF_FILES = {"append", "overwrite", "overwritten with the same", "duplicates", "one of two", "rollback"}
 OF_ROWS = {"delete", "update", "compaction", "partition deleted", "several", "nothing left"}
-NOT_OF_POSITIONS = {step.name for step in STEPS} - {"first", "delete", "merge"}
+NOT_OF_POSITIONS = {step.name for step in STEPS} - {"first", "delete"}
 
 
 def steps_without(names: Set[str]) -> tuple[Step, ...]:
@@ -266,7 +266,8 @@ def test_changes_of_each_version_make_it_of_the_one_before(
             if version:
                 copy = reader.replica(first, [reader.window(1, version)], first.head.shape)
                 same_rows(copy, after, "a copy by a window")
-            for delta in (False, True):
+            # In turn, as both formats name the same files.
+            for delta in (False, True) if IS_CAMPAIGN or not version else (bool(version % 2),):
                 frame = shared.frame(name, version, delta=delta).drop(columns="_commit_timestamp")
                 same_frame(frame, changes.without("_commit_timestamp"), f"the Python client, delta={delta}")
     with subtests.test("all versions by pages"):

@@ -34,26 +34,34 @@ BEFORE_PUBLISH = {
     "its last table was written": ("{staging}.write", 2),
     "it was audited": ("lakeshare_pipelines.wap.audit:audit_and_save", 1),
 }
-BEFORE_IT_LANDED = "earlier runs were completed"
+BEFORE_IT_LANDED, LANDED = "earlier runs were completed", "the set landed on main"
+FIRST_INDEX, LAST_INDEX = "its first index was written", "its last index was written"
+WRITTEN, DROPPED = "the ledger was written", "the staging location was dropped"
 WHILE_PUBLISHING = {
     BEFORE_IT_LANDED: ("lakeshare_pipelines.share.publication:complete_publications", 1),
-    "the set landed on main": ("{staging}.land", 1),
-    "its first index was written": ("lakeshare_pipelines.share.publication:keep_index", 1),
-    "its last index was written": ("lakeshare_pipelines.share.publication:keep_index", 2),
-    "the ledger was written": ("lakeshare_server.catalog.ledger:Ledger.append", 1),
-    "the staging location was dropped": ("{staging}.discard", 1),
+    LANDED: ("{staging}.land", 1),
+    FIRST_INDEX: ("lakeshare_pipelines.share.publication:keep_index", 1),
+    LAST_INDEX: ("lakeshare_pipelines.share.publication:keep_index", 2),
+    WRITTEN: ("lakeshare_server.catalog.ledger:Ledger.append", 1),
+    DROPPED: ("{staging}.discard", 1),
 }
-# Each takes a delivery through Spark and the audit again: `make test` kills one set after two of them, the other after
-# the other two. The campaign, and its walk on a cluster, kills all after each.
-OF_MAKE_TEST = {
+ONE_LANDED = "one of two tables landed"
+ONE_OF_TWO_LANDED = {ONE_LANDED: ("{staging}._commit", 1)}
+AGAIN = NEW_RUN, REPAIR, SAME = ("a new run", "only a repair", "the same publish")
+JANITOR = "the janitor"
+# `make test` has each step, and for each set each way to complete what landed, once: most steps are the same for all
+# sets, and before publication each takes a delivery through Spark and the audit. The campaign, and its walk on a
+# cluster, has all of them for each set.
+BEFORE_PUBLISH_OF_MAKE_TEST = {
     "iceberg": ("the staging location was made", "it was audited"),
-    "delta": (FIRST_WRITTEN, "its last table was written"),
+    "delta": ("its last table was written",),
     "jdbc": (FIRST_WRITTEN,),
 }
-OF_STAGING = ("{staging}.land", "{staging}.discard")
-ONE_OF_TWO_LANDED = {"one of two tables landed": ("{staging}._commit", 1)}
-AGAIN = ("a new run", "only a repair", "the same publish")
-NEXT = (*AGAIN, "the janitor")
+WHILE_PUBLISHING_OF_MAKE_TEST = {
+    "iceberg": ((BEFORE_IT_LANDED, NEW_RUN), (LANDED, REPAIR), (FIRST_INDEX, SAME), (LANDED, JANITOR)),
+    "delta": ((ONE_LANDED, NEW_RUN), (LAST_INDEX, SAME), (WRITTEN, REPAIR), (ONE_LANDED, JANITOR)),
+    "jdbc": ((LANDED, NEW_RUN), (ONE_LANDED, SAME), (DROPPED, REPAIR), (ONE_LANDED, JANITOR)),
+}
 
 
 class Walk:
@@ -137,7 +145,7 @@ def walk(request, s3_lake, catalog, ledger, tmp_path_factory) -> Walk:
 @pytest.mark.campaign
 def test_runs_killed_at_each_step_before_publish_leave_nothing_and_the_next_run_publishes(walk):
     before, day = walk.latest(), walk.next_day()
-    for name in BEFORE_PUBLISH if walk.is_whole else OF_MAKE_TEST[walk.kind]:
+    for name in BEFORE_PUBLISH if walk.is_whole else BEFORE_PUBLISH_OF_MAKE_TEST[walk.kind]:
         walk.killed(BEFORE_PUBLISH[name], day, str(uuid4()))
         assert walk.latest() == before, name
     walk.publish(*walk.staged_from_its_delivery(day))
@@ -147,12 +155,12 @@ def test_runs_killed_at_each_step_before_publish_leave_nothing_and_the_next_run_
 
 @pytest.mark.campaign
 def test_a_run_killed_while_publishing_is_completed_once_by_the_next_one(walk):
-    each_step = zip(WHILE_PUBLISHING, itertools.cycle(AGAIN))
-    if walk.kind == "jdbc" and not walk.is_whole:
-        each_step = [(name, again) for name, again in each_step if WHILE_PUBLISHING[name][0] in OF_STAGING]
     landing = landing_steps(walk)
-    steps = WHILE_PUBLISHING | landing
-    for name, again in dict.fromkeys([*each_step, *itertools.product(landing, NEXT)]):
+    steps, each_step = WHILE_PUBLISHING | landing, WHILE_PUBLISHING_OF_MAKE_TEST[walk.kind]
+    if walk.is_whole:
+        of_landing = itertools.product(landing, (*AGAIN, JANITOR))
+        each_step = dict.fromkeys([*zip(WHILE_PUBLISHING, itertools.cycle(AGAIN)), *of_landing])
+    for name, again in each_step:
         before = walk.latest()
         day = walk.next_day()
         judgement = walk.staged_and_green(day)
@@ -160,17 +168,17 @@ def test_a_run_killed_while_publishing_is_completed_once_by_the_next_one(walk):
         walk.killed(steps[name], day, staged.run_id, judgement)
         shown = walk.latest()
         assert shown == before or {p.run_id for p in shown} == {staged.run_id}, "half a set is in the ledger"
-        if again == "the janitor":
+        if again == JANITOR:
             # It repairs first, in a step of its own; here it is the first to meet the half-landed set.
             drop_abandoned(walk.lake, walk.contract)
-        if again in ("only a repair", "the janitor"):
+        if again in (REPAIR, JANITOR):
             repair(walk.lake, walk.catalog, walk.contract)
-        if again == "the same publish":
+        if again == SAME:
             publish(walk.lake, walk.catalog, walk.contract, *judgement)
         if not walk.ledger.by_run(staged.run_id):
             walk.publish(*walk.staged_and_green(day))
         completed = bool(walk.ledger.by_run(staged.run_id))
-        assert completed is (name != BEFORE_IT_LANDED or again == "the same publish"), f"{name}, then {again}"
+        assert completed is (name != BEFORE_IT_LANDED or again == SAME), f"{name}, then {again}"
         walk.require_each_day_once(f"{name}, then {again}")
     assert rows_on_main(walk.lake, walk.contract, "orders") == walk.rows()
 
@@ -198,4 +206,4 @@ def landing_steps(walk) -> dict[str, tuple[str, int]]:
     """Where main shows the set, or one table of it, and the ledger does not know yet."""
     if walk.kind != "iceberg":
         return ONE_OF_TWO_LANDED
-    return {"the set landed on main": WHILE_PUBLISHING["the set landed on main"]}
+    return {LANDED: WHILE_PUBLISHING[LANDED]}

@@ -24,7 +24,7 @@ from tests.builders.answering_store import answering_store
 from tests.builders.campaign import IS_CAMPAIGN
 from tests.builders.google_account import account_file, token_answer
 from tests.builders.recipients import Recipients
-from tests.builders.sets import an_order, orders
+from tests.builders.sets import an_order, green, orders
 from tests.builders.sharing import Provider, a_server
 from tests.integration.azurite import ACCOUNT, ACCOUNT_KEY, running_azurite
 from tests.integration.conftest import a_lake_with
@@ -80,7 +80,8 @@ if IS_CAMPAIGN:
 
 def a_set_is_published_corrected_and_read(published_set: PublishedSet) -> None:
     published_set.deliver(MONDAY, [*orders(MONDAY, 3), an_order("no day", 7)])
-    published = published_set.publish(*published_set.audited(MONDAY))
+    staged = stage(published_set.lake, published_set.contract, [MONDAY], str(uuid4()))
+    published = published_set.publish(staged, green(published_set.contract, staged))
     assert [(row.version, row.rows) for row in published] == [(0, 3), (0, 1)]
     [rejected] = read_quarantine(published_set.lake.settings, published_set.contract.name)
     assert "no day" in str(rejected["raw"])

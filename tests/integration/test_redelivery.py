@@ -15,7 +15,7 @@ from lakeshare_pipelines.share.publication import publish_or_replay
 from lakeshare_pipelines.wap.audit import audit_and_save
 from lakeshare_pipelines.wap.redelivery import Redelivery, export_rejected, list_quarantined, redeliver
 from lakeshare_pipelines.wap.stage import stage
-from lakeshare_pipelines.wap.staged import Lake, Staged, Verdicts
+from lakeshare_pipelines.wap.staged import Lake
 from lakeshare_server.catalog import Catalog, open_catalog
 from lakeshare_server.errors import BadRequest
 from tests.builders.sets import a_contract
@@ -46,19 +46,13 @@ def deliver(lake: Lake, contract: SetContract, files: dict[str, bytes]) -> Path:
     return folder
 
 
-def run(lake: Lake, contract: SetContract, run_id: str) -> tuple[Staged, Verdicts]:
-    staged = stage(lake, contract, [DAY], run_id)
-    return staged, audit_and_save(lake, contract, staged)
-
-
 def test_rejected_lines_are_corrected_and_published(lake, catalog, contract, tmp_path, monkeypatch):
     landed = deliver(
         lake,
         contract,
         {"orders-1.csv": PLAIN.encode(), "orders-2.csv.gz": gzip.compress(COMPRESSED.encode())},
     )
-    _, verdicts = run(lake, contract, "run1")
-    assert not verdicts.green
+    assert stage(lake, contract, [DAY], "run1").find_table(f"{contract.name}.orders").rejected == 3
     found = [(file.run_id, file.file, file.rows) for file in list_quarantined(lake.settings, contract.name)]
     assert sorted(found) == [("run1", f"{DAY}/orders-1.csv", 2), ("run1", f"{DAY}/orders-2.csv.gz", 1)]
 
@@ -88,7 +82,8 @@ def test_rejected_lines_are_corrected_and_published(lake, catalog, contract, tmp
 
     corrected = f"{HEADER}\r\n{DAY},1,a,,1.5\r\n\r\n{DAY},4,d,,4.5\n{DAY},2,b,,2.5\n"
     assert (landed / "orders-1.csv").read_bytes() == corrected.encode()
-    staged, verdicts = run(lake, contract, "run2")
+    staged = stage(lake, contract, [DAY], "run2")
+    verdicts = audit_and_save(lake, contract, staged)
     assert verdicts.green
     publications = publish_or_replay(lake, catalog, contract, staged, verdicts)
     assert {publication.table.split(".")[1]: publication.rows for publication in publications} == {
@@ -129,7 +124,7 @@ def export_by_command(
 def test_rows_that_are_not_lines_or_of_no_run_are_refused(lake, catalog, contract, tmp_path):
     lines = [f'{{"day": "{DAY}", "id": {number}, "customer": "a", "amount": 1}}' for number in (1, '"x"')]
     landed = deliver(lake, contract, {"orders.jsonl": "\n".join(lines).encode()})
-    run(lake, contract, "run1")
+    stage(lake, contract, [DAY], "run1")
     [exported] = export_rejected(lake.settings, catalog, contract, "run1", tmp_path / "lines")
     assert exported.read_text() == lines[1] + "\n"
     exported.write_text("")
@@ -142,7 +137,7 @@ def test_rows_that_are_not_lines_or_of_no_run_are_refused(lake, catalog, contrac
     lake.spark.sql(
         "SELECT DATE'2024-01-02' day, 1 id, 'a' customer, '' email, 1D amount"
     ).toPandas().to_parquet(landed / "orders.parquet")
-    run(lake, contract, "run2")
+    stage(lake, contract, [DAY], "run2")
     with pytest.raises(
         DeliveryError, match=r"cannot be corrected as lines: it has Parquet\. Correct them where"
     ):

@@ -96,7 +96,6 @@ CASES: Mapping[str, Case] = {
         ("COLUMN_DEFAULTS",),
         {"rate": "int"},
     ),
-    "in_orc": Case([created("'write.format.default' = 'orc'"), NAMES], ("FILE_FORMAT",)),
     "orc_and_renamed_and_deleted": Case(
         [
             created(f"'write.format.default' = 'orc', {MERGE_ON_READ}", "id INT, label STRING"),

@@ -13,12 +13,12 @@ from pydantic import SecretStr
 
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.share.publication import publish_or_replay
-from lakeshare_pipelines.wap.stage import list_staging_locations, stage
+from lakeshare_pipelines.wap.stage import list_staging_locations
 from lakeshare_pipelines.wap.staged import Lake
 from lakeshare_server.catalog import Ledger, open_catalog
 from tests.builders.killed_run import Run, start_run, wait_for_exit
 from tests.builders.main_state import rows_on_main
-from tests.builders.sets import a_contract, a_delivery, green, orders
+from tests.builders.sets import a_contract, a_delivery, green, orders, staged_without_reading
 from tests.builders.shared_spark import SharedSpark
 from tests.integration.postgres_server import PostgresServer
 
@@ -55,7 +55,7 @@ def both_days_end_up_published(lake, settings_there, catalog, contract, tmp_path
     spark, gate = SharedSpark.for_runs(lake), tmp_path / "gate"
     other = start_run(tmp_path, Run(settings_there, contract, DAYS[1], str(uuid4()), spark, gate=gate))
     try:
-        staged = stage(lake, contract, DAYS[:1], str(uuid4()))
+        staged = staged_without_reading(lake, contract, DAYS[0], orders(DAYS[0]))
         wait_until_both_are_staged(lake, contract, other)
         gate.touch()
         publish_or_replay(lake, catalog, contract, staged, green(contract, staged))

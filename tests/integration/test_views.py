@@ -29,9 +29,9 @@ from lakeshare_server.catalog.credentials import issue_token
 from lakeshare_server.catalog.sharing import create_recipient, editing, grant
 from lakeshare_server.settings import ServerSettings
 from tests.builders.audits import of
-from tests.builders.main_state import rows_on_main
+from tests.builders.main_state import rows_at_each_step, rows_on_main
 from tests.builders.recipients import Recipients
-from tests.builders.sets import a_delivery, an_order
+from tests.builders.sets import a_delivery, an_order, green
 from tests.builders.sharing import Provider, Running, a_server
 
 MONDAY, TUESDAY = "2024-01-01", "2024-01-02"
@@ -99,7 +99,7 @@ def viewed(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, lake: Lake, catalog: Catalog
 ) -> tuple[SetContract, list[list[Publication]]]:
     """A set with views, and what its runs published: both days; Monday again; Tuesday again after a rollback of orders
-    alone, which the views missed; and a rollback of all."""
+    alone, which the views missed; and a rollback of all. The third run is audited: it has what the others have."""
     contract = a_set(tmp_path_factory.mktemp("viewed"), next(SETS), request.param)
     orders = contract.table("orders")
     a_delivery(lake.settings, contract, MONDAY, [an_order(MONDAY, number) for number in (1, 2)])
@@ -109,16 +109,19 @@ def viewed(
     published.append(run(lake, catalog, contract, MONDAY))
     rollback(lake, catalog, contract, orders, 0)
     a_delivery(lake.settings, contract, TUESDAY, [an_order(TUESDAY, number) for number in (11, 12, 16)])
-    published.append(run(lake, catalog, contract, TUESDAY))
+    published.append(run(lake, catalog, contract, TUESDAY, is_audited=True))
     published.append(rollback_with_views(lake, catalog, contract, orders, 1))
     # The number of a rollback stands for what it shows, which is there already.
     published.append(rollback_with_views(lake, catalog, contract, orders, 4))
     return contract, published
 
 
-def run(lake: Lake, catalog: Catalog, contract: SetContract, *days: str) -> list[Publication]:
+def run(
+    lake: Lake, catalog: Catalog, contract: SetContract, *days: str, is_audited: bool = False
+) -> list[Publication]:
     staged = stage(lake, contract, days, str(uuid4()))
-    return publish_or_replay(lake, catalog, contract, staged, audit_and_save(lake, contract, staged))
+    verdicts = audit_and_save(lake, contract, staged) if is_audited else green(contract, staged)
+    return publish_or_replay(lake, catalog, contract, staged, verdicts)
 
 
 def test_a_view_follows_the_days_of_its_table_and_makes_up_for_what_it_missed(viewed):
@@ -138,7 +141,7 @@ def test_a_view_follows_the_days_of_its_table_and_makes_up_for_what_it_missed(vi
 
 def test_what_is_on_main_is_what_spark_selects_of_the_table(lake, viewed):
     contract, _ = viewed
-    orders = rows_on_main(lake, contract, "orders")
+    orders = rows_at_each_step(lake, contract, "orders")
 
     assert rows_on_main(lake, contract, "large") == [
         (day, number, amount)
@@ -148,7 +151,7 @@ def test_what_is_on_main_is_what_spark_selects_of_the_table(lake, viewed):
     whose = [
         (day, n, who) for day, n, customer, _, _ in orders for who in (customer, "auditor") if who or n % 2
     ]
-    assert rows_on_main(lake, contract, "by_party") == sorted(
+    assert rows_at_each_step(lake, contract, "by_party") == sorted(
         (day, n, who) for day, n, who in whose if who != "auditor" or n % 2 == 0
     )
 

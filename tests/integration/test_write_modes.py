@@ -52,6 +52,9 @@ from tests.builders.write_modes import (
 )
 from tests.integration.conftest import a_lake_in_catalog
 
+# A mode costs a table in each reading, audit and publication. Rows of both modes with keys are merged in the same way:
+# `make test` has one of them in each format.
+MODES_OF = {"iceberg": ("append", "merge"), "delta": ("append", "scd2")}
 KEYS: dict[str, Callable[[Row], object]] = {"merge": lambda row: row[0], "scd2": lambda row: (row[0], row[5])}
 
 
@@ -73,6 +76,10 @@ class Walk:
     days: Iterator[str] = field(default_factory=lambda: map("2024-01-{:02d}".format, range(1, 32)))
     number: int = 0
 
+    @property
+    def modes(self) -> list[str]:
+        return [table.short_name.removesuffix("_rows") for table in self.contract.tables]
+
     def deliver(self) -> tuple[str, list[Change]]:
         day, changes = next(self.days), random_changes(self.draw, self.number)
         self.number = min(self.number + 1, 10)
@@ -84,10 +91,10 @@ class Walk:
 
     def applied(self, changes: list[Change]) -> None:
         self.model.apply(changes)
-        self.states.append({mode: self.model.rows(mode) for mode in MODES})
+        self.states.append({mode: self.model.rows(mode) for mode in self.modes})
 
     def require_as_in_model(self) -> None:
-        for mode in MODES:
+        for mode in self.modes:
             assert read_main(self.lake, self.contract, f"{mode}_rows") == self.states[-1][mode], mode
             latest = Ledger(self.catalog).latest(self.contract.table(f"{mode}_rows").name)
             assert latest is not None
@@ -153,7 +160,7 @@ def a_delivery_is_applied_once_whatever_the_contract_is_by_then(walk: Walk) -> N
     assert unchanged_run(walk.lake, walk.catalog, edited, [day]) is None
     again = stage(walk.lake, edited, [day], str(uuid4()))
     assert {record.table.rpartition(".")[2]: record.skipped for record in again.tables} == {
-        f"{mode}_rows": () if mode == "replace" else (day,) for mode in MODES
+        f"{mode}_rows": () if mode == "replace" else (day,) for mode in walk.modes
     }
     publish(walk.lake, walk.catalog, edited, again, green(edited, again))
     walk.states.append(walk.states[-1])
@@ -181,7 +188,8 @@ def test_random_deliveries(
         else nullcontext(lake) as there
     ):
         kind = "delta" if place == "delta" else "iceberg"
-        contract = a_set_of_modes(tmp_path / "contracts", f"modes_{place}_{seed}", kind)
+        modes = MODES if IS_CAMPAIGN else MODES_OF[kind]
+        contract = a_set_of_modes(tmp_path / "contracts", f"modes_{place}_{seed}", kind, modes)
         take_steps(Walk(there, catalog, contract, random.Random(f"{place} {seed}"), monkeypatch))
 
 
@@ -214,11 +222,13 @@ def recipients_read_the_changes(walk: Walk) -> None:
         port=0,
     )
     share, namespace = f"{walk.contract.name}_changes", walk.contract.name
-    shared = (SharedTable("shop", f"{mode}_rows", f"{namespace}.{mode}_rows", history=True) for mode in MODES)
+    shared = (
+        SharedTable("shop", f"{mode}_rows", f"{namespace}.{mode}_rows", history=True) for mode in walk.modes
+    )
     apply_shares(walk.catalog, [DeclaredShare(share, tuple(shared))])
     _, token = Recipients(walk.catalog).add(f"{namespace}-reader", (share,))
     with a_server(Provider(settings, walk.catalog)) as server:
-        for mode in ("append", "merge", "scd2"):
+        for mode in set(walk.modes) - {"replace"}:
             url = f"{server.profile(token)}#{share}.shop.{mode}_rows"
             feed = delta_sharing.load_table_changes_as_pandas(url, starting_version=0)
             before: list[Row] = []
@@ -264,12 +274,13 @@ def expected_changes(mode: str, before: list[Row], after: list[Row]) -> list[Row
 
 
 def a_rollback_allows_what_it_undid_again(walk: Walk) -> None:
-    table, ledger = walk.contract.table("merge_rows"), Ledger(walk.catalog)
+    mode = "merge" if "merge" in walk.modes else "scd2"
+    table, ledger = walk.contract.table(f"{mode}_rows"), Ledger(walk.catalog)
     history = ledger.history(table.name)
     deliveries = {day: digest for row in history for day, digest in row.verdicts["deliveries"].items()}
     assert find_applied(ledger, table.name, deliveries) == set(deliveries)
     rollback(walk.lake, walk.catalog, walk.contract, table, 0)
-    assert read_main(walk.lake, walk.contract, "merge_rows") == walk.states[0]["merge"]
+    assert read_main(walk.lake, walk.contract, table.short_name) == walk.states[0][mode]
     assert find_applied(ledger, table.name, deliveries) == set(history[-1].verdicts["deliveries"])
 
 
@@ -325,12 +336,15 @@ def test_deliveries_that_change_nothing_and_red_ones(
         tmp_path / "contracts", name, table_format, ("merge",), COMPUTED.format(name=name)
     )
     computed = ComputedSet(lake, catalog, contract)
-    computed.publish(computed.stage(ONE, Change(1, "a", 1.0, ONE), Change(2, "b", 2.0, ONE)))
-    assert (computed.rows("people"), computed.rows("numbers")) == ([(2, "b")], [(2, 3.0)])
-    a_red_delivery_is_reported_by_its_keys(computed)
+    # A row is deleted by a vector later: alone in its file, it would be deleted with it.
+    more = [Change(each, "e", 0.5, ONE) for each in range(4, 9)] if table_format == "delta" else []
+    computed.publish(computed.stage(ONE, Change(1, "a", 1.0, ONE), Change(2, "b", 2.0, ONE), *more))
+    numbers = [(2 + len(more), 3.0 + 0.5 * len(more))]
+    assert (computed.rows("people"), computed.rows("numbers")) == ([(2, "b")], numbers)
     [table] = [table for table in contract.tables if table.short_name == "merge_rows"]
     merged = replace(contract, tables=(table,))
     if table_format == "delta":
+        a_red_delivery_is_reported_by_its_keys(replace(computed, contract=merged))
         a_repair_is_in_the_changes(computed)
         computed.contract = merged
         rows_deleted_by_vectors_stay_deleted(computed)
@@ -381,7 +395,8 @@ def not_called(*_: object) -> None:
 
 def a_changed_row_is_recorded_as_planned(computed: ComputedSet) -> None:
     lake, table = computed.lake, computed.contract.table("merge_rows")
-    computed.publish(computed.stage(FOURTH, Change(1, "c", 3.0, OTHER), Change(2, None, 0.0, FOURTH, "D")))
+    changes = Change(1, "c", 3.0, OTHER), Change(2, None, 0.0, FOURTH, "D")
+    computed.publish(computed.stage_without_reading(FOURTH, *changes))
     latest = Ledger(computed.catalog).latest(table.name)
     assert latest is not None
     folders = lake.stores.folders(f"{latest.location}/{CHANGES_FOLDER}")
@@ -414,15 +429,14 @@ def files_without_changed_rows_stay(computed: ComputedSet, monkeypatch: pytest.M
     def list_files(ref: str) -> dict[int, str]:
         return {row["id"]: row[FILE] for row in lake.table(table.name, ref).select("id", FILE).collect()}
 
-    def find_rewritten(change: Change) -> list[int]:
-        staged = computed.stage_without_reading(SIXTH, change)
+    def find_rewritten(*changes: Change) -> list[int]:
+        staged = computed.stage_without_reading(SIXTH, *changes)
         files = list_files(staged.ref)
         drop_staging_location(lake, computed.contract, staged.ref)
         return [number for number, file in before.items() if files[number] != file]
 
     before = list_files("main")
-    assert find_rewritten(Change(10, "new", 6.0, SIXTH)) == []
-    assert find_rewritten(Change(9, "f", 6.0, SIXTH)) == [9]
+    assert find_rewritten(Change(9, "f", 6.0, SIXTH), Change(10, "new", 6.0, SIXTH)) == [9]
     monkeypatch.setattr(iceberg, "MAX_UNTOUCHED", 0.9)
     assert sorted(find_rewritten(Change(9, "f", 6.0, SIXTH))) == [1, 9]
 
@@ -437,7 +451,7 @@ def a_repair_is_in_the_changes(computed: ComputedSet) -> None:
     assert repaired.head != staged.head
     computed.publish(repaired)
     assert computed.rows("people") == [(1, "c")]
-    assert computed.rows("numbers") == [(2, 7.0)], "derived tables stay as they were staged"
+    assert computed.rows("numbers") == [(7, 9.5)], "derived tables stay as they were staged"
     opened = lake.open_delta(table_location(lake.settings, table))
     assert opened is not None
     feed = pa.table(opened.load_cdf(starting_version=1).read_all()).to_pylist()
@@ -452,12 +466,6 @@ def rows_deleted_by_vectors_stay_deleted(computed: ComputedSet) -> None:
     """Another writer deletes a row of main by a deletion vector; a merge then rewrites the file of that row."""
     lake, table = computed.lake, computed.contract.table("merge_rows")
     location = table_location(lake.settings, table)
-    # Several rows in the file of the deleted one; otherwise Delta would remove the file.
-    computed.publish(
-        computed.stage_without_reading(
-            THIRD, *(Change(number, "e", 5.0, THIRD) for number in (4, 5, 6, 7, 8))
-        )
-    )
     lake.spark.sql(
         f"ALTER TABLE delta.`{location}` SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')"
     )
