@@ -1,5 +1,6 @@
 """An Iceberg table moved from one folder to another by copying its data and rewriting what names it."""
 
+import gzip
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +53,8 @@ class Move:
 
     def _plain(self, key: str) -> bytes:
         content = self.target.read(key)
+        if ".gz." in key or key.endswith(".gz"):
+            return gzip.decompress(content)
         if key.endswith(".avro"):
             return b"".join(block for _, block in read_container(content).blocks)
         return content

@@ -27,10 +27,15 @@ from tests.conftest import SPARK_CLASSES
 START_S = 300.0
 # Collecting young objects took a tenth of its time with the 480 MB for them that a driver of tests has otherwise.
 DRIVER_MEMORY, YOUNG_MEMORY = "4g", "-Xmn2g"
-# Delta reads the state of a table by a job at each of its versions; those of tests have some lines. The class that is
-# before Spark's own: spark_classes/SparkClosureCleaner$.java has the reason.
+# Delta reads the state of a table by a job at each of its versions; those of tests have some lines. By default Spark
+# allocates pages of 64 MB for each sort and aggregate, and blocks of 4 MB for each plan that it sends to its tasks:
+# both are zeroed, and fill the heap. It also describes each plan for its UI. The class that is before Spark's own:
+# spark_classes/SparkClosureCleaner$.java has the reason.
 PROPERTIES = f"""
 spark.databricks.delta.snapshotPartitions 1
+spark.buffer.pageSize 1m
+spark.broadcast.blockSize 64k
+spark.sql.ui.explainMode simple
 spark.driver.extraClassPath {SPARK_CLASSES}
 """
 OF_ALL_TESTS = (*S3_JARS, *GCS_JARS, *AZURE_JARS, *JDBC_JARS)

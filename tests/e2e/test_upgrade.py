@@ -4,6 +4,7 @@ The last release is a wheel in tests/releases, beside the packages of the lock.
 """
 
 import itertools
+import json
 import os
 import re
 import shutil
@@ -13,7 +14,7 @@ import threading
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import delta_sharing
@@ -21,20 +22,27 @@ import httpx
 import pytest
 
 from lakeshare_pipelines.demo.processes import free_port, running_process
+from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_server.catalog import database
 from tests.builders.page_commands import PageUser, page_user
+from tests.builders.shared_spark import SharedSpark, driver_of_all_workers
 from tests.builders.spark_apart import run_command
 from tests.builders.waiting import wait_until
 from tests.integration.postgres_server import PostgresServer
 
-[WHEEL] = (Path(__file__).parents[1] / "releases").glob("lakeshare-*.whl")
+ROOT = Path(__file__).parents[2]
+[WHEEL] = (ROOT / "tests" / "releases").glob("lakeshare-*.whl")
 FIRST = "order_id,amount\n1,1.50\n2,2.50\n"
 SECOND = FIRST + "3,3.50\n"
-# Commands of the old release, in one process: its Spark starts once.
+# Commands of the old release, in one process with the tests' Spark driver.
 RUN_LINES = """
-import shlex, sys
+import json, shlex, sys
+from pyspark.sql import SparkSession
 from lakeshare_pipelines.cli.main import main
+from tests.builders.shared_spark import SharedSpark
 
+SharedSpark(**json.loads(sys.argv[1])).attach()
+SparkSession.stop = lambda _: None
 for line in sys.stdin:
     sys.argv = ["lakeshare", *shlex.split(line)]
     try:
@@ -50,7 +58,9 @@ recipient add alice --share partners
 backup run
 """
 COMMAND_S = 300
-IN_TURN = 25
+IN_TURN = 12
+# Without a pause they would take the processor from what is upgraded.
+PAUSE_S = 0.05
 
 
 @dataclass
@@ -67,7 +77,7 @@ class Clients:
         path = "/delta-sharing/shares/partners/schemas/orders/tables/orders/query"
         headers = {"Authorization": f"Bearer {self.token}"}
         for turn in itertools.count():
-            if self._ended.is_set():
+            if self._ended.wait(PAUSE_S):
                 return
             port = self.ports[turn % len(self.ports)]
             try:
@@ -136,20 +146,23 @@ def old_state(
     old_release: Mapping[str, str], variables: Mapping[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     """A folder in which the last release has published a table, backed it up, and let a recipient in."""
+    settings = LakeSettings(_env_file=None, state_dir=tmp_path_factory.mktemp("driver"))
     folder = tmp_path_factory.mktemp("upgrade") / "shop"
     folder.mkdir()
     (folder / "orders.csv").write_text(FIRST)
     (folder / "contracts").mkdir()
-    ended = subprocess.run(
-        [sys.executable, "-c", RUN_LINES],
-        input=OLD_COMMANDS.strip(),
-        cwd=folder,
-        env=os.environ | variables | old_release,
-        capture_output=True,
-        text=True,
-        timeout=COMMAND_S,
-        check=False,
-    )
+    path = os.pathsep.join((old_release["PYTHONPATH"], str(ROOT)))
+    with driver_of_all_workers(settings, tmp_path_factory) as spark:
+        ended = subprocess.run(
+            [sys.executable, "-c", RUN_LINES, json.dumps(asdict(SharedSpark.of(spark)))],
+            input=OLD_COMMANDS.strip(),
+            cwd=folder,
+            env=os.environ | variables | {"PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_S,
+            check=False,
+        )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return folder
 

@@ -1,6 +1,6 @@
 """Tables of every kind that Spark writes are, rewritten for another place, what they were: judged by Spark.
 
-The original place is gone when Spark reads the new one. Tables: tests/builders/iceberg_matrix.
+Their data are elsewhere when Spark reads them. Tables: tests/builders/iceberg_matrix, as Spark wrote and read them.
 """
 
 from collections.abc import Mapping
@@ -13,8 +13,9 @@ from lakeshare_pipelines.backup.verify.rewriting import RewrittenTable
 from lakeshare_pipelines.wap.staged import Lake
 from tests.builders.backup_moves import Move
 from tests.builders.canonical import same_rows
-from tests.builders.iceberg_matrix import TABLES
 from tests.builders.iceberg_matrix.made import Makers, Written
+from tests.builders.iceberg_matrix.recorded import PLACE, TABLES_IN, unpacked
+from tests.builders.spark_iceberg import SparkIceberg
 
 KINDS = (
     "v2_partitioned_anew", "v2_deletes_for_each_file", "v2_in_avro", "v2_in_orc", "v2_equality_and_positions",
@@ -31,27 +32,25 @@ class Moved:
     written: Mapping[str, Written]
     move: Move
     rewritten: Mapping[str, RewrittenTable]
-    makers: Makers
+    nessie: SparkIceberg
 
 
 @pytest.fixture(scope="module")
 def moved(lake: Lake, tmp_path_factory: pytest.TempPathFactory) -> Moved:
     place = tmp_path_factory.mktemp("moves")
-    makers = Makers.on(lake, place / "lake")
-    made = {name: one.result() for name, one in makers.make({name: TABLES[name] for name in KINDS}).items()}
-    move = Move(place / "lake", place / "elsewhere")
-    move.copy()
-    rewritten = {
-        name: move.rewritten(one.state.metadata_location, f"tables/{name}") for name, one in made.items()
-    }
-    move.remove_source()
-    return Moved(made, move, rewritten, makers)
+    with unpacked() as (made, _):
+        move = Move(PLACE / TABLES_IN, place / "elsewhere")
+        move.copy()
+        rewritten = {
+            name: move.rewritten(made[name].state.metadata_location, f"tables/{name}") for name in KINDS
+        }
+    # The end of the block removed the original place, unless another test reads it.
+    return Moved(made, move, rewritten, Makers.on(lake, place).any_case["nessie"])
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_spark_reads_the_rows_of_the_table_that_is_gone(moved: Moved, name: str) -> None:
-    nessie = moved.makers.any_case["nessie"]
-    location = moved.rewritten[name].metadata_location
+    nessie, location = moved.nessie, moved.rewritten[name].metadata_location
     nessie.run(
         f"again_{name}",
         [f"CALL {{c}}.system.register_table(table => 'lake.again_{name}', metadata_file => '{location}')"],

@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -87,32 +89,37 @@ def resources():
     return dg.Definitions(resources={"io_manager": FramesOnly(), "lake": "of the project"})
 '''
 
-# Several commands of dg one after the other: each process of its own loads Dagster and all components again.
+# Commands of dg, each once it is asked for: processes of their own load Dagster and all components again.
 DG = """\
 import json, sys
 from dagster_dg_cli.cli import ENV_PREFIX, cli
-for command in json.loads(sys.argv[1]):
-    cli(command, auto_envvar_prefix=ENV_PREFIX, standalone_mode=False)
+for line in sys.stdin:
+    cli(json.loads(line), auto_envvar_prefix=ENV_PREFIX, standalone_mode=False)
+    print("ENDED", flush=True)
 """
+TOOLS = Path(sys.executable).parent
 
 
-def run_tool(*command: str, folder: Path, **more: str) -> str:
-    """What a tool of the environment prints, in a folder, without a network or a home of Dagster."""
-    tools = Path(sys.executable).parent
+def variables_of_tools(**more: str) -> dict[str, str]:
+    """The variables of a tool of the environment, without a network or a home of Dagster."""
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(("LAKESHARE_", "DAGSTER_"))
     }
-    environment |= {"PATH": f"{tools}:{os.environ['PATH']}", "VIRTUAL_ENV": str(tools.parent), **more}
-    ended = subprocess.run(
-        [tools / command[0], *command[1:]],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    return ended.stdout
+    return environment | {"PATH": f"{TOOLS}:{os.environ['PATH']}", "VIRTUAL_ENV": str(TOOLS.parent), **more}
+
+
+def run_dg(process: subprocess.Popen[str], *command: str) -> str:
+    """What a command of dg prints in the process."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(f"{json.dumps(command)}\n")
+    process.stdin.flush()
+    printed = ""
+    for line in process.stdout:
+        if line == "ENDED\n":
+            return printed
+        printed += line
+    raise AssertionError(f"dg has ended: {printed}")
 
 
 @pytest.fixture(scope="module")
@@ -121,8 +128,11 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder, name = tmp_path_factory.mktemp("projects"), f"project_{uuid4().hex[:8]}"
     (folder / "home").mkdir()
     (folder / "home" / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
-    run_tool(
-        "create-dagster", "project", name, "--no-uv-sync", folder=folder, DAGSTER_HOME=str(folder / "home")
+    subprocess.run(
+        [TOOLS / "create-dagster", "project", name, "--no-uv-sync"],
+        cwd=folder,
+        env=variables_of_tools(DAGSTER_HOME=str(folder / "home")),
+        check=True,
     )
     root = folder / name
     with (root / "pyproject.toml").open("a") as file:
@@ -132,17 +142,29 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "PYTHONPATH": str(root / "src"),
         "LAKESHARE_STATE_DIR": str(folder / "state"),
     }
-    commands = (
-        ["list", "components", "--package", "lakeshare_pipelines", "--json"],
-        ["scaffold", "defs", COMPONENT, "orders", "--name", "dgshop", "--table-format", "delta"],
-    )
-    printed = run_tool("python", "-c", DG, json.dumps(commands), folder=root, **variables)
-    listed, _ = json.JSONDecoder().raw_decode(printed)
+    with subprocess.Popen(
+        [sys.executable, "-c", DG],
+        cwd=root,
+        env=variables_of_tools(**variables),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as dg_process:
+        fill_project(root, partial(run_dg, dg_process))
+    assert dg_process.returncode == 0
+    return root
+
+
+def fill_project(root: Path, run: Callable[..., str]) -> None:
+    """Scaffolds the component, and adds assets, resources and the share catalog."""
+    printed = run("list", "components", "--package", "lakeshare_pipelines", "--json")
+    run("scaffold", "defs", COMPONENT, "orders", "--name", "dgshop", "--table-format", "delta")
+    listed = json.loads(printed)
     assert {entry["key"] for entry in listed["items"]} == {
         COMPONENT,
         COMPONENT.replace("PublishedSet", "ShareCatalog"),
     }
-    defs = root / "src" / name / "defs"
+    defs = root / "src" / root.name / "defs"
     written = yaml.safe_load((defs / "orders" / "defs.yaml").read_text())
     assert written == {"type": COMPONENT, "attributes": {"contract": "contract.yaml"}}
     written["attributes"] |= {
@@ -161,8 +183,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (defs / "catalog" / "defs.yaml").write_text(yaml.safe_dump(catalog))
     (defs / "own_assets.py").write_text(OWN_ASSETS)
     (defs / "own_resources.py").write_text(OWN_RESOURCES)
-    assert "All definitions loaded successfully" in run_tool("dg", "check", "defs", folder=root, **variables)
-    return root
+    assert "All definitions loaded successfully" in run("check", "defs")
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import datetime as dt
 import hashlib
 import itertools
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -160,6 +161,7 @@ def put_back(source: Source) -> None:
     """Overwritten and put back, as its ETag does not show."""
     before = source.find().files
     while source.find().files == before:  # stores list times in seconds
+        time.sleep(0.1)
         source.put(ONE)
 
 
