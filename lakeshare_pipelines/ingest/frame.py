@@ -104,17 +104,15 @@ def convert_typed(value: "SparkColumn", found: "DataType", kind: str) -> "SparkC
     base, before = get_base_type(kind), get_base_type(found.simpleString())
     if found.simpleString() in (kind, "void"):
         return value
+    new = value.try_cast(kind)
     if base in INTEGERS and before in ("float", "double", "decimal"):
-        # Of floats, a cast takes the largest integer for the first one that is too large.
-        return F.when((value == F.floor(value)) & (value < F.lit(2.0**63)), value.try_cast(kind))
+        # Of a float that is one too large, a cast makes the largest integer.
+        return F.when((value == F.floor(value)) & (value.try_cast("decimal(38,0)") == new), new)
     if base == "float" and before == "double":
-        return F.when(
-            (F.abs(value) == float("inf")) | (F.abs(value.cast(kind)) != float("inf")), value.cast(kind)
-        )
+        return F.when((F.abs(value) == float("inf")) | (F.abs(new) != float("inf")), new)
     if base == "decimal":
-        exact = value.try_cast(kind)
-        return F.when(exact.try_cast(found) == value, exact)
-    return value.try_cast(kind)
+        return F.when(new.try_cast(found) == value, new)
+    return new
 
 
 def convert_nested(

@@ -3,6 +3,8 @@
 from decimal import Decimal
 from pathlib import Path
 
+import pyarrow as pa
+
 from lakeshare_pipelines.ingest.compression import CODECS
 from lakeshare_pipelines.ingest.frame import TableFrame, read_delivery
 from lakeshare_pipelines.wap.staged import Lake
@@ -145,17 +147,21 @@ def test_parquet_values_that_do_not_fit_are_set_aside_by_row(lake: Lake, tmp_pat
     types = {"id": "int", "big": "bigint", "ratio": "float"}
     columns = [{"name": name, "physicalType": kind} for name, kind in types.items()]
     contract = a_readings_contract(tmp_path, columns=columns)
-    content = parquet_bytes(
-        {"id": [1, 2**31, 3, 4], "big": [1.0, 1.0, 2.0**63, -(2.0**63)], "ratio": [0.5, 0.5, 0.5, 1e39]}
-    )
-    table = read_delivery(lake.spark, contract, [landed(tmp_path, contract, {"readings.parquet": content})])[
+    floats = {"id": [1, 2**31, 3, 4], "big": [1.0, 1.0, 2.0**63, 1.0], "ratio": [0.5, 0.5, 0.5, 1e39]}
+    largest = {"id": [2.0**31, 5.0], "big": [Decimal(2**63 - 1)] * 2, "ratio": [0.5, 0.5]}
+    files = {
+        "readings-1.parquet": parquet_bytes(floats),
+        "readings-2.parquet": parquet_bytes(largest, id=pa.float32()),
+    }
+    table = read_delivery(lake.spark, contract, [landed(tmp_path, contract, files)])[
         "sensors.readings"
     ].read()
-    assert sorted(tuple(row) for row in table.frame.collect()) == [(1, 1, 0.5)]
+    assert sorted(tuple(row) for row in table.frame.collect()) == [(1, 1, 0.5), (5, 2**63 - 1, 0.5)]
     assert [(line, reason) for _, line, reason, _ in rejected_rows(table)] == [
         (2, "id: '2147483648' is not int"),
         (3, "big: '9.223372036854776E18' is not bigint"),
         (4, "ratio: '1.0E39' is not float"),
+        (1, "id: '2.14748365E9' is not int"),
     ]
 
 
