@@ -179,7 +179,10 @@ def _parse_decimal(text: "SparkColumn", kind: str) -> "SparkColumn":
     exact, scale = text.try_cast(kind), int(kind[:-1].partition(",")[2])
     # Numbers with an exponent are compared in a type that holds more of them.
     same = exact.try_cast(WIDEST_DECIMAL) == text.try_cast(WIDEST_DECIMAL)
-    fits = F.when(text.rlike("[eE]"), same).otherwise(F.length(F.regexp_extract(text, FRACTION, 1)) <= scale)
+    # Most have no zeros to be left out at the end.
+    digits = F.length(F.substring_index(text, ".", -1)), F.length(F.regexp_extract(text, FRACTION, 1))
+    is_short = (digits[0] <= scale) | (digits[1] <= scale)
+    fits = F.when(text.contains("e") | text.contains("E"), same).otherwise(is_short)
     return F.when(text.rlike(DECIMAL) & fits, exact)
 
 

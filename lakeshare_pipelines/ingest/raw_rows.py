@@ -132,13 +132,13 @@ def _read_group(spark: "SparkSession", group: Sequence[ReadableFile], names: Seq
 
 def _read_csv(spark: "SparkSession", files: tuple[LandingFile, ...], header: tuple[str, ...]) -> RawRows:
     reading = files[0].table.reading
-    # Spark's parser ends the run at a row of more fields.
+    # Spark's parser ends the run at a row of more fields. Shorter lines cannot have as many.
     fields = F.length("value") - F.length(F.replace("value", F.lit(reading.delimiter))) + 1
-    value = F.when(fields <= MAX_FIELDS, F.col("value"))
+    value = F.when((F.octet_length("value") < MAX_FIELDS) | (fields <= MAX_FIELDS), F.col("value"))
     parsed = F.from_csv(value, _text_schema(len(header)), _csv_options(reading))
     # The parser ends an open quote at the next delimiter, which would cut a field over two lines.
     quotes = F.length("value") - F.length(F.replace("value", F.lit('"')))
-    unclosed = F.when(quotes % 2 == 1, F.lit("a quote is not closed"))
+    unclosed = F.when(F.col("value").contains('"') & (quotes % 2 == 1), F.lit("a quote is not closed"))
     lines, number = _lines(spark, files, has_header=True)
     rows = (
         # Exploded, so that the optimizer does not parse the line again for each field.
@@ -223,11 +223,8 @@ def _select_texts(
 ) -> RawRows:
     """Selects the fields of the parsed struct as an array of text, with the contract's null values as null."""
 
-    def null_or_text(text: "SparkColumn") -> "SparkColumn":
-        return F.when(~F.trim(text).isin(list(reading.null_values)), text)
-
-    fields = F.array(*(F.col(_PARSED)[f"_{i}"] for i in range(len(names))))
-    texts = F.transform(fields, null_or_text) if reading.null_values else fields
+    fields, nulls = F.array(*(F.col(_PARSED)[f"_{i}"] for i in range(len(names)))), list(reading.null_values)
+    texts = F.transform(fields, lambda text: F.when(~F.trim(text).isin(nulls), text)) if nulls else fields
     frame = rows.select(FILE, LINE, PARTITION, RAW, BAD, texts.alias(_TEXTS))
     values = {name: F.get(_TEXTS, i) for i, name in reversed(list(enumerate(names)))}
     return RawRows(files, frame, number, tuple(names), values)
