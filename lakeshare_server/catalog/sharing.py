@@ -584,17 +584,17 @@ def _require_all_free(
     for row in rows:
         other = taken.setdefault((row.schema_key, row.name_key), row)
         if other is not row:
-            raise _name_taken(share, schemas[row.schema_key], other)
+            raise name_taken(share, schemas[row.schema_key], other)
 
 
 def _require_free_name(edit: Edit, share: ShareRow, schema: SchemaRow, name: str, key: int | None) -> None:
     same = select(SharedTableRow).filter_by(schema_key=schema.key, name_key=name.lower())
     taken = edit.session.scalars(same).one_or_none()
     if taken is not None and taken.key != key:
-        raise _name_taken(share, schema, taken)
+        raise name_taken(share, schema, taken)
 
 
-def _name_taken(share: ShareRow, schema: SchemaRow, taken: SharedTableRow) -> NameTaken:
+def name_taken(share: ShareRow, schema: SchemaRow, taken: SharedTableRow) -> NameTaken:
     path = f"{share.name}.{schema.name}.{taken.name}"
     return NameTaken(f"{path} is shared already, as {taken.lake_table}", "Choose another alias, or alter it.")
 

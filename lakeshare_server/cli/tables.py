@@ -91,8 +91,6 @@ def follow(
     from lakeshare_server.catalog.ledger import is_location_pattern
     from lakeshare_server.provider.following import FollowRequest
 
-    provider = open_provider()
-    open_before = _list_open_folders(provider.catalog)
     requested: list[tuple[str, str | None]] = [(location, name) for location in locations or ()]
     requested += [] if from_file is None else list(_read_locations(from_file))
     if not requested:
@@ -101,7 +99,7 @@ def follow(
     if name is not None and not is_single:
         hint = "It names a single table. Give --schema for many, or --from-file with a name on each line."
         raise BadRequest("--as", name, hint)
-    following = provider.following
+    following = open_provider().following
     defaults = FollowRequest(
         share=share, check_every_s=check_every, start_version=start_version, history=history
     )
@@ -112,7 +110,6 @@ def follow(
     else:
         typer.echo(f"reading {len(requests)} tables …", err=True)
         _print_report(following.follow_all(requests), as_json=as_json)
-    _print_closed_folders(provider.catalog, open_before)
     if is_single and not as_json:
         typer.echo(f"grant it: lakeshare recipient add NAME --share {share}")
 
@@ -164,7 +161,9 @@ def unfollow(name: Annotated[str, typer.Argument(help="The table's name: schema.
     catalog = open_state_catalog()
     open_before = _list_open_folders(catalog)
     typer.echo(f"{server_catalog.FollowedTables(catalog).remove(name).table} is followed no more")
-    _print_closed_folders(catalog, open_before)
+    for path in sorted(open_before - _list_open_folders(catalog)):
+        again = f"lakeshare table directory-access {path} --allow"
+        typer.echo(f"{path}: directory access has ended with the table it was allowed for; again: {again}")
 
 
 @table_app.command("list")
@@ -295,17 +294,9 @@ def _describe_verdict(verdict: "Verdict") -> str:
     return "no, " + "; ".join(refusal.reason.rstrip(".") for refusal in verdict.refused_for)
 
 
-def _list_open_folders(catalog: "Catalog") -> dict[str, str]:
-    """The shared tables with directory access, path by id."""
+def _list_open_folders(catalog: "Catalog") -> set[str]:
     shared = listings.list_all_shared_tables(catalog)
-    return {entry.id: entry.path for entry in shared if entry.directory_access}
-
-
-def _print_closed_folders(catalog: "Catalog", open_before: dict[str, str]) -> None:
-    still_open = _list_open_folders(catalog)
-    for path in sorted(path for id_, path in open_before.items() if id_ not in still_open):
-        again = f"lakeshare table directory-access {path} --allow"
-        typer.echo(f"{path}: directory access has ended with the table it was allowed for; again: {again}")
+    return {entry.path for entry in shared if entry.directory_access}
 
 
 def snippet(

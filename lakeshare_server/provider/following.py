@@ -226,7 +226,7 @@ class Following:
             require_table_name("name", request.name)
         with self._catalog.reading() as session:
             # Before the table is followed: its versions would stay in the ledger.
-            require_shareable(session, request.share, *request.name.split(".", 1))
+            require_shareable(session, request.share, _shared_table(request))
         identity = read_unfollowed(place, self._stores, self._settings)
         self._followed.add(request.name, place, request.check_every_s, request.start_version, identity, by)
         try:
@@ -265,11 +265,14 @@ class Following:
             return FollowOutcome(request, request.location, refusal=error)
 
     def _share(self, request: FollowRequest, by: str) -> SharedTable:
-        schema, _, table = request.name.partition(".")
-        shared = SharedTable(schema, table, request.name, history=request.history)
         start = request.start_version or None
         with self._sharing:
-            return share_table(self._catalog, request.share, shared, start_version=start, by=by)
+            return share_table(self._catalog, request.share, _shared_table(request), start_version=start, by=by)
+
+
+def _shared_table(request: FollowRequest) -> SharedTable:
+    schema, _, table = request.name.partition(".")
+    return SharedTable(schema, table, request.name, history=request.history)
 
 
 def find_tables(

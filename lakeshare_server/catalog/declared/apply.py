@@ -463,41 +463,41 @@ def share_table(
 ) -> SharedTable:
     """Shares a table by hand, or changes one, which keeps id and comment; creates the share if it does not exist.
 
-    Directory access ends if `table.table` changes.
-
     Raises:
         BadRequest: a name that clients cannot read, or a start version that no table has.
-        CatalogConflict: a contract declares a table of that name.
+        CatalogConflict: a contract declares a table of that name, or the name stands for another table.
     """
     with editing(catalog, by) as edit:
-        row = require_shareable(edit.session, share, table.schema, table.name)
+        row = require_shareable(edit.session, share, table)
         if _is_new_share(edit.session, share):
             sharing.create_share(edit, share)
         if row is None:
             return sharing.add_table(edit, share, replace(table, start_version=start_version))
-        fields: dict[str, Any] = {"table": table.table, "history": table.history}
-        fields["start_version"] = start_version
+        fields: dict[str, Any] = {"history": table.history, "start_version": start_version}
         return sharing.alter_table(edit, share, table.schema, table.name, new_name=table.name, **fields)
 
 
-def require_shareable(session: Session, share: str, schema: str, name: str) -> SharedTableRow | None:
+def require_shareable(session: Session, share: str, table: SharedTable) -> SharedTableRow | None:
     """The row of a shared table that `share_table` would change; None if it would add the table.
 
     Raises:
         BadRequest: the share would be new, and has a name that clients cannot read.
-        CatalogConflict: a contract declares a table of that name.
+        CatalogConflict: a contract declares a table of that name, or the name stands for another table.
     """
     try:
-        *_, row = find_object_row(session, share, schema, name)
+        parent, schema, row = find_object_row(session, share, table.schema, table.name)
     except NotFound:
         if _is_new_share(session, share):
             require_name("share", share)
         return None
     if row.declared:
         raise CatalogConflict(
-            f"{share}.{schema}.{row.name} is declared by a contract",
+            f"{share}.{table.schema}.{row.name} is declared by a contract",
             "Share the table under another name, or change the contract.",
         )
+    if row.lake_table.lower() != table.table.lower():
+        # Its recipients would read another table without a word.
+        raise sharing.name_taken(parent, schema, row)
     return row
 
 

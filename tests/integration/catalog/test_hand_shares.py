@@ -16,7 +16,8 @@ from lakeshare_server.catalog import (
 )
 from lakeshare_server.catalog.listings import list_all_shared_tables
 from lakeshare_server.catalog.models import ShareRow
-from lakeshare_server.errors import BadRequest, CatalogConflict, NotFound
+from lakeshare_server.catalog.sharing import alter_table, editing
+from lakeshare_server.errors import BadRequest, CatalogConflict, NameTaken, NotFound
 from tests.builders.recipients import Recipients
 from tests.builders.sharing import unshare_table
 
@@ -36,8 +37,9 @@ def test_a_table_shared_by_hand_is_listed_with_all_that_was_said(catalog: Catalo
 
 def test_sharing_again_changes_the_table_and_keeps_its_id(catalog: Catalog) -> None:
     first = share_table(catalog, "s", replace(ORDERS, comment="kept"), start_version=3)
-    again = share_table(catalog, "s", SharedTable("sales", "Orders", "lake.other"))
-    assert (again.id, again.key, again.name, again.table) == (first.id, first.key, "Orders", "lake.other")
+    again = share_table(catalog, "s", SharedTable("sales", "Orders", "Sales.orders", history=False))
+    assert (again.id, again.key, again.name, again.table) == (first.id, first.key, "Orders", ORDERS.table)
+    assert not again.history
     assert (again.start_version, again.comment) == (None, "kept")
     assert list_all_shared_tables(catalog) == [again]
 
@@ -92,12 +94,20 @@ def test_directory_access_is_said_per_table_and_outlives_the_application_of_cont
         allow_directory_access(catalog, "s", "sales", "nothing", allowed=True)
 
 
+def test_a_name_that_stands_for_another_table_is_not_taken(catalog: Catalog) -> None:
+    kept = share_table(catalog, "s", ORDERS)
+    with pytest.raises(NameTaken, match=r"s\.sales\.orders is shared already, as sales\.orders"):
+        share_table(catalog, "s", SharedTable("sales", "Orders", "hr.salaries"))
+    assert list_all_shared_tables(catalog) == [kept]
+
+
 def test_directory_access_ends_when_the_name_stands_for_another_table(catalog: Catalog) -> None:
     share_table(catalog, "s", ORDERS)
     allow_directory_access(catalog, "s", "sales", "orders", allowed=True)
     assert share_table(catalog, "s", SharedTable("sales", "Orders", "sales.orders")).directory_access
-    assert not share_table(catalog, "s", SharedTable("sales", "orders", "hr.salaries")).directory_access
-    assert not share_table(catalog, "s", ORDERS).directory_access
+    for table in ("hr.salaries", "sales.orders"):
+        with editing(catalog, "ann") as edit:
+            assert not alter_table(edit, "s", "sales", "orders", table=table).directory_access
 
 
 def test_a_share_tells_its_display_name_and_properties(catalog: Catalog) -> None:

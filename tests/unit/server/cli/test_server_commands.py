@@ -176,13 +176,15 @@ def test_whoever_ends_the_following_of_a_table_is_told_that_directory_access_end
     assert "directory access\tno" in run("table", "show", "partners.sales.orders")
 
 
-def test_whoever_gives_a_name_to_another_table_is_told_that_directory_access_ended(
+def test_a_name_that_recipients_read_another_table_by_is_refused(
     provider: Provider, run: Runner, tmp_path: Path
 ) -> None:
     share_table(provider.catalog, "partners", SharedTable("sales", "orders", "lake.flights"))
-    allow_directory_access(provider.catalog, "partners", "sales", "orders", allowed=True)
-    said = run("table", "follow", str(tmp_path / "table"), "--as", "sales.orders", "--share", "partners")
-    assert "partners.sales.orders: directory access has ended" in said
+    follow = ("table", "follow", str(tmp_path / "table"), "--as", "sales.orders", "--share", "partners")
+    ended = run.ended(*follow)
+    assert (ended.code, run("table", "list")) == (1, "")
+    assert "partners.sales.orders is shared already, as lake.flights" in ended.errors
+    assert "publication 0" in run("share", "list")
 
 
 @pytest.mark.parametrize(
