@@ -158,12 +158,12 @@ def _find_key(sample: Sample, profile: Profile, complete: Sequence[ColumnProfile
     return find_unique(sample, profile, sorted(complete, key=rank)) if profile.rows > 1 else ()
 
 
-MAX_DECIMAL_SCALE, MAX_DECIMAL_DIGITS = 6, 18
+MAX_DECIMAL_SCALE = 6
 
 
 def guess_type(column: ColumnProfile) -> tuple[str, str]:
     """Returns the type of a column and the reason for it."""
-    if column.type is not None:
+    if column.type not in (None, "void"):
         kind = CONTRACT_TYPES.get(column.type, column.type)
         return kind, f"type {kind}, as in the data"
     classes = column.classes - set(NULL_TOKENS)
@@ -187,7 +187,7 @@ def _guess_fraction(column: ColumnProfile, classes: frozenset[str]) -> tuple[str
     digits = len(str(int(max(abs(column.low), abs(column.high)))))
     if "double" in classes:
         return "double", "type double: numbers with an exponent"
-    if column.scale > MAX_DECIMAL_SCALE or digits + column.scale > MAX_DECIMAL_DIGITS:
+    if column.scale > MAX_DECIMAL_SCALE:
         return "double", f"type double: up to {column.scale} digits after the point"
     precision = max(digits + 2, 8) + column.scale
     kind = f"decimal({precision},{column.scale})"

@@ -431,6 +431,7 @@ CONTRACT_TYPES = {
     "date": "date",
     "timestamp": "timestamp",
     "timestamp_ntz": "timestamp",
+    "void": "string",
 }
 """The types of a contract, which tables of both formats can have, by those of Spark."""
 

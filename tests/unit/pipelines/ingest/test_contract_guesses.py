@@ -110,6 +110,8 @@ def test_the_type_holds_every_class_that_was_seen() -> None:
     assert guess_type(a_column("n", "int", **numbers))[0] == "int"
     assert guess_type(a_column("n", "int", "bigint", "NA", **numbers))[0] == "bigint"
     assert guess_type(a_column("n", "int", "decimal", scale=2, **numbers))[0] == "decimal(10,2)"
+    large = {"low": 0.25, "high": 12345678901234567.25}
+    assert guess_type(a_column("n", "decimal", scale=2, **large))[0] == "decimal(21,2)"
     assert guess_type(a_column("n", "decimal", scale=12, **numbers))[0] == "double"
     assert guess_type(a_column("n", "int", "double", **numbers))[0] == "double"
     assert guess_type(a_column("n", "date", "timestamp"))[0] == "timestamp"
