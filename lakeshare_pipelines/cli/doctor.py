@@ -170,6 +170,8 @@ def _check_landing(settings: LakeSettings) -> Check:
 
 def check_iceberg_catalog(settings: LakeSettings) -> Iterator[Check]:
     """Checks that another catalog than Nessie responds, and lists what is weaker with it."""
+    from pyiceberg.exceptions import NoSuchNamespaceError
+
     title = "Iceberg catalog"
     try:
         catalog = NamedCatalog.load(settings)
@@ -186,6 +188,10 @@ def check_iceberg_catalog(settings: LakeSettings) -> Iterator[Check]:
             yield Check(title, f"{named}{catalog.address} responds, with {count} namespaces")
     except IcebergCatalogError as error:
         yield Check(title, f"{error.subject}: {error.reason}", error.fix)
+        return
+    except NoSuchNamespaceError:
+        detail = f"{named}{catalog.address} has no namespaces at all (HTTP 404)"
+        yield Check(title, detail, "Correct its uri, warehouse or prefix")
         return
     yield Check("publication in the catalog", WEAKER)
 

@@ -10,6 +10,7 @@ from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark.catalogs import NamedCatalog
 from lakeshare_pipelines.spark.session import list_session_jars
 from lakeshare_server.storage import Stores
+from tests.builders.answering_store import answering_store, said
 
 PREFIX = "spark.sql.catalog.prod"
 
@@ -149,3 +150,11 @@ def test_the_doctor_reports_a_database_that_does_not_respond(tmp_path, monkeypat
     assert (found.ok, found.remedy) == (False, "Start it, or correct its uri")
     assert "prod (sql), postgresql+psycopg://me:***@127.0.0.1:9/ice" in found.detail
     assert "cret" not in found.detail
+
+
+def test_the_doctor_reports_a_rest_catalog_without_namespaces(tmp_path, monkeypatch):
+    config = said("200 OK", '{"defaults": {}, "overrides": {}}', "Content-Type: application/json")
+    with answering_store(lambda request: config if "/config" in request else said("404 Not Found")) as catalog:
+        [found] = check_iceberg_catalog(configured(monkeypatch, tmp_path, URI=catalog.endpoint))
+    assert (found.ok, found.remedy) == (False, "Correct its uri, warehouse or prefix")
+    assert found.detail == f"prod (rest), {catalog.endpoint} has no namespaces at all (HTTP 404)"
