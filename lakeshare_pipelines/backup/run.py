@@ -4,6 +4,7 @@ import datetime as dt
 import logging
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, partial
 from hashlib import file_digest, md5, sha256
@@ -30,6 +31,7 @@ from lakeshare_pipelines.backup.restore.tables import PointRestore
 from lakeshare_pipelines.backup.restore.targets import map_to_new_keys, select_copied
 from lakeshare_pipelines.backup.stores import StoreAddress
 from lakeshare_pipelines.errors import BackupError, ObjectMissing
+from lakeshare_pipelines.file_lock import hold_lock
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_server.telemetry.runs import run_step
 from lakeshare_server.telemetry.tracing import add_attributes, span
@@ -84,10 +86,15 @@ def make_point(
     """Make the point of a day, from the listing to its record; called again after a crash it continues.
 
     Raises BackupError if there is no listing yet, the plan exceeds its bounds, no table was proved, the day has a
-    point or another run makes it.
+    point or another run or process makes it.
     """
     backup, day = backup_run.backup.name, backup_run.day
-    with run_step("backup", backup_run.owner, backup=backup, day=day):
+    with run_step("backup", backup_run.owner, backup=backup, day=day), ExitStack() as held:
+        try:
+            held.enter_context(hold_lock(backup_run.workspace.folder / "run.lock", wait_s=0))
+        except TimeoutError as error:
+            reason, fix = "another process on this host is making it", "Wait for it, or end it."
+            raise BackupError(backup_run.title, reason, fix) from error
         return _make_point(backup_run, now, report_message, report_progress)
 
 
@@ -124,10 +131,8 @@ def ensure_listing(backup_run: BackupRun, now: dt.datetime) -> model.ListingReco
         fix = f"Look at it with `lakeshare backup show {name} {day}`, or make a point of now."
         raise BackupError(backup_run.title, "the point exists already, and a point is never replaced", fix)
     if now < get_point_time(day):
-        fix = "Run it again then, or make a point of now."
-        raise BackupError(
-            backup_run.title, f"it can be made from {get_point_time(day):%Y-%m-%d %H:%M} UTC on", fix
-        )
+        reason = f"it can be made from {get_point_time(day):%Y-%m-%d %H:%M} UTC on"
+        raise BackupError(backup_run.title, reason, "Run it again then, or make a point of now.")
     backup_run.points.claim(day, backup_run.owner)
     known = workspace.load("listing", model.ListingRecord)
     listing = known or make_listing(backup_run.backup, workspace, day, now)
@@ -196,11 +201,9 @@ def finish_point(backup_run: BackupRun, now: dt.datetime) -> model.Point:
     proof = _load_step(backup_run, "verified", model.Verification)
     if proof.status == "failed":
         reasons = [*proof.reasons, *(reason for table in proof.tables for reason in table.reasons)][:5]
-        raise BackupError(
-            backup_run.title,
-            f"nothing of it could be proved: {' '.join(reasons) or 'no table opens'}",
-            f"Correct the causes, then `lakeshare backup release {backup.name} {day}` and run it again.",
-        )
+        reason = f"nothing of it could be proved: {' '.join(reasons) or 'no table opens'}"
+        fix = f"Correct the causes, then `lakeshare backup release {backup.name} {day}` and run it again."
+        raise BackupError(backup_run.title, reason, fix)
     catalog = backup_run.workspace.load("catalog", model.CatalogRecord)
     if catalog is None:
         catalog = dump_catalog(backup_run.settings, backup, points, day)

@@ -159,9 +159,10 @@ def _print_report(outcomes: "Iterator[FollowOutcome]", *, as_json: bool) -> None
 def unfollow(name: Annotated[str, typer.Argument(help="The table's name: schema.table.")]) -> None:
     """Stop following a table; recipients can no longer read it. The table itself is not changed."""
     catalog = open_state_catalog()
-    open_before = _list_open_folders(catalog)
-    typer.echo(f"{server_catalog.FollowedTables(catalog).remove(name).table} is followed no more")
-    for path in sorted(open_before - _list_open_folders(catalog)):
+    shared = listings.list_all_shared_tables(catalog)
+    table = server_catalog.FollowedTables(catalog).remove(name).table
+    typer.echo(f"{table} is followed no more")
+    for path in sorted(entry.path for entry in shared if entry.directory_access and entry.table == table):
         again = f"lakeshare table directory-access {path} --allow"
         typer.echo(f"{path}: directory access has ended with the table it was allowed for; again: {again}")
 
@@ -292,11 +293,6 @@ def _describe_verdict(verdict: "Verdict") -> str:
     if verdict.served_as is not None:
         return "yes"
     return "no, " + "; ".join(refusal.reason.rstrip(".") for refusal in verdict.refused_for)
-
-
-def _list_open_folders(catalog: "Catalog") -> set[str]:
-    shared = listings.list_all_shared_tables(catalog)
-    return {entry.path for entry in shared if entry.directory_access}
 
 
 def snippet(

@@ -16,6 +16,8 @@ from lakeshare_pipelines.backup.points import Points
 from lakeshare_pipelines.backup.run import BackupRun, make_point
 from lakeshare_pipelines.defs.backup import backup_definitions, backup_key, backup_maintenance
 from lakeshare_pipelines.defs.wap import LakeResource, SparkResource
+from lakeshare_pipelines.errors import BackupError
+from lakeshare_pipelines.file_lock import hold_lock
 from lakeshare_pipelines.settings import LakeSettings
 from tests.builders.sets import a_contract
 from tests.builders.slack import SlackStandIn, slack_stand_in
@@ -233,6 +235,10 @@ def test_a_sweep_reports_what_it_would_remove_and_then_removes_it(settings, back
     earlier = dt.datetime.combine(old, dt.time(), dt.UTC).timestamp() - 60
     for path in Path(settings.lake_root).rglob("*"):
         os.utime(path, (earlier, earlier))
+    of_day = BackupRun(settings, strict, DAY, "test")
+    refused = pytest.raises(BackupError, match="another process on this host is making it")
+    with hold_lock(of_day.workspace.folder / "run.lock", wait_s=0), refused:
+        make_point(of_day, dt.datetime.now(dt.UTC), print, print)
     for day in (old.isoformat(), DAY):
         make_point(BackupRun(settings, strict, day, "test"), dt.datetime.now(dt.UTC), print, print)
     sweep = definitions_of(strict, tmp_path).resolve_job_def(f"sweep_{strict.name}")

@@ -495,7 +495,7 @@ def require_shareable(session: Session, share: str, table: SharedTable) -> Share
             f"{share}.{table.schema}.{row.name} is declared by a contract",
             "Share the table under another name, or change the contract.",
         )
-    if row.lake_table.lower() != table.table.lower():
+    if row.lake_table != table.table:
         # Its recipients would read another table without a word.
         raise sharing.name_taken(parent, schema, row)
     return row

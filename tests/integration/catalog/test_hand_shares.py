@@ -37,7 +37,7 @@ def test_a_table_shared_by_hand_is_listed_with_all_that_was_said(catalog: Catalo
 
 def test_sharing_again_changes_the_table_and_keeps_its_id(catalog: Catalog) -> None:
     first = share_table(catalog, "s", replace(ORDERS, comment="kept"), start_version=3)
-    again = share_table(catalog, "s", SharedTable("sales", "Orders", "Sales.orders", history=False))
+    again = share_table(catalog, "s", SharedTable("sales", "Orders", ORDERS.table, history=False))
     assert (again.id, again.key, again.name, again.table) == (first.id, first.key, "Orders", ORDERS.table)
     assert not again.history
     assert (again.start_version, again.comment) == (None, "kept")
