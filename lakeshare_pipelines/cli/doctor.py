@@ -190,8 +190,7 @@ def check_iceberg_catalog(settings: LakeSettings) -> Iterator[Check]:
         yield Check(title, f"{error.subject}: {error.reason}", error.fix)
         return
     except NoSuchNamespaceError:
-        detail = f"{named}{catalog.address} has no namespaces at all (HTTP 404)"
-        yield Check(title, detail, "Correct its uri, warehouse or prefix")
+        yield Check(title, f"{named}no namespaces (HTTP 404)", "Correct its uri, warehouse or prefix")
         return
     yield Check("publication in the catalog", WEAKER)
 

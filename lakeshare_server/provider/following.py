@@ -265,9 +265,9 @@ class Following:
             return FollowOutcome(request, request.location, refusal=error)
 
     def _share(self, request: FollowRequest, by: str) -> SharedTable:
-        start = request.start_version or None
+        table, start = _shared_table(request), request.start_version or None
         with self._sharing:
-            return share_table(self._catalog, request.share, _shared_table(request), start_version=start, by=by)
+            return share_table(self._catalog, request.share, table, start_version=start, by=by)
 
 
 def _shared_table(request: FollowRequest) -> SharedTable:
