@@ -346,23 +346,35 @@ def find_points_in_use(points: Points, finished: Sequence[Point]) -> dict[str, s
 
 
 @contextmanager
-def block_claims(points: Points) -> Iterator[None]:
-    """Block new claims during a `with` block."""
+def block_claims(points: Points) -> Iterator[Callable[[], None]]:
+    """Block new claims during a `with` block; what it yields raises BackupError if they are not blocked any more."""
+    title, until = f"backup {points.backup.name}", points.swept_until()
+
+    def is_blocked() -> bool:
+        return until is not None and until > dt.datetime.now(dt.UTC)
+
+    def require_blocked() -> None:
+        if not is_blocked():
+            reason = "its sweep was held up for so long that a new point may be in the making"
+            raise BackupError(title, reason, "Sweep again, which continues it.")
 
     def renew() -> bool:
-        until = dt.datetime.now(dt.UTC) + SWEEP
-        return points.store.put(points.sweep_key, json.dumps({"until": until.isoformat()}).encode())
+        nonlocal until
+        renewed = dt.datetime.now(dt.UTC) + SWEEP
+        points.store.put(points.sweep_key, json.dumps({"until": renewed.isoformat()}).encode())
+        until = renewed
+        return True
 
-    until = points.swept_until()
-    if until is not None and until > dt.datetime.now(dt.UTC):
+    if is_blocked():
         fix = f"Wait for it, or sweep again after {until:%H:%M} UTC if it was interrupted."
-        raise BackupError(f"backup {points.backup.name}", "another sweep is running", fix)
+        raise BackupError(title, "another sweep is running", fix)
     renew()
     try:
         with heartbeat("sweep", SWEEP.total_seconds() / 4, renew):
-            yield
+            yield require_blocked
     finally:
-        points.store.delete(points.sweep_key)
+        if is_blocked():
+            points.store.delete(points.sweep_key)
 
 
 PORTION = 2_000
@@ -392,7 +404,7 @@ def sweep_points(
     """
     if dry_run:
         return _summarise(*_plan_sweep(backup, points, now))
-    with block_claims(points):
+    with block_claims(points) as require_blocked:
         going, spared = _plan_sweep(backup, points, now)
         making = points.unfinished()
         has_no_versions = any(copies["stored_version_id"].null_count for _, copies in going)
@@ -412,8 +424,10 @@ def sweep_points(
                     f"{folder}: removed {count:,} unfinished files of copies that were interrupted"
                 )
         for point, copies in going:
-            store = open_store(backup.target_of(point.day))
-            _remove_point(points, point, store, copies, report_message)
+            require_blocked()
+            for message in _remove_point(points, point, open_store(backup.target_of(point.day)), copies):
+                report_message(message)
+                require_blocked()
     return _summarise(going, (*spared, *in_use))
 
 
@@ -516,14 +530,13 @@ def _find_unfinished_sweeps(points: Points, unknown: list[str]) -> list[Point]:
     return begun
 
 
-def _remove_point(
-    points: Points, point: Point, store: BackupStore, copies: pa.Table, report_message: ReportMessage
-) -> None:
+def _remove_point(points: Points, point: Point, store: BackupStore, copies: pa.Table) -> Iterator[str]:
+    """Yields a message after each portion of copies."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for start in range(0, copies.num_rows, PORTION):
             rows = copies.slice(start, PORTION).to_pylist()
             list(pool.map(lambda row: store.delete(row["stored_key"], row["stored_version_id"]), rows))
-            report_message(f"{point.day}: removed {start + len(rows):,} of {copies.num_rows:,} copies")
+            yield f"{point.day}: removed {start + len(rows):,} of {copies.num_rows:,} copies"
     folder = points.folder(point.day)
     last = f"{folder}{SWEPT}"
     own = [listed.key for listed in points.store.list(folder) if listed.key != last]

@@ -31,8 +31,8 @@ from lakeshare_pipelines.backup.restore.tables import PointRestore
 from lakeshare_pipelines.backup.restore.targets import map_to_new_keys, select_copied
 from lakeshare_pipelines.backup.stores import StoreAddress
 from lakeshare_pipelines.errors import BackupError, ObjectMissing
-from lakeshare_pipelines.file_lock import hold_lock
 from lakeshare_pipelines.settings import LakeSettings
+from lakeshare_server.file_lock import hold_lock
 from lakeshare_server.telemetry.runs import run_step
 from lakeshare_server.telemetry.tracing import add_attributes, span
 

@@ -21,11 +21,11 @@ import httpx
 import psutil
 
 from lakeshare_pipelines.errors import NessieError
-from lakeshare_pipelines.file_lock import hold_lock, try_lock
 from lakeshare_pipelines.nessie import client
 from lakeshare_pipelines.nessie.client import NessieEndpoint, nessie_api
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark.jars import NESSIE_JAR, ensure_jars, find_java, make_archive_options
+from lakeshare_server.file_lock import hold_lock, try_lock
 from lakeshare_server.nessie import bypass_proxy, ref_path
 from lakeshare_server.settings import make_private
 from lakeshare_server.storage.stores import write_file

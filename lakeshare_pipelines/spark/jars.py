@@ -30,8 +30,8 @@ from rich import progress as rich
 from rich.console import Console
 
 from lakeshare_pipelines.errors import DownloadError, JavaError
-from lakeshare_pipelines.file_lock import hold_lock
 from lakeshare_pipelines.settings import LakeSettings
+from lakeshare_server.file_lock import hold_lock
 from lakeshare_server.settings import make_private
 
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from lakeshare_pipelines.contracts import SetContract, Table
 from lakeshare_pipelines.contracts.partitioning import Kind, Partitioning
 from lakeshare_pipelines.errors import SparkError
-from lakeshare_pipelines.file_lock import hold_lock
 from lakeshare_pipelines.nessie.client import Nessie, NessieEndpoint
 from lakeshare_pipelines.nessie.server import ensure_nessie
 from lakeshare_pipelines.settings import LakeSettings
@@ -25,6 +24,7 @@ from lakeshare_pipelines.spark.catalogs import NamedCatalog
 from lakeshare_pipelines.spark.session import make_catalog_conf, make_catalog_name, spark_session
 from lakeshare_pipelines.spark.stores import make_delta_options, translate_delta_errors
 from lakeshare_server.errors import StoreMissing
+from lakeshare_server.file_lock import hold_lock
 from lakeshare_server.lazy import LazyModule
 from lakeshare_server.storage import Stores
 from lakeshare_server.telemetry.tracing import current_traceparent, is_exporting, is_recording

@@ -12,15 +12,29 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from lakeshare_server.errors import BadRequest
+from lakeshare_server.errors import BadRequest, LakeshareError
 from lakeshare_server.settings import ServerSettings, StateSettings
 from lakeshare_server.text_fields import TEXT_FIELDS, TextField, TextOwner
 
 if TYPE_CHECKING:
+    import httpx
+
     from lakeshare_server.catalog import Catalog
     from lakeshare_server.catalog.sharing import Edit
     from lakeshare_server.catalog.states import Group, RecipientState, Share
     from lakeshare_server.provider.following import Provider
+
+
+class ServerRefused(LakeshareError):
+    """A sharing server refused a request."""
+
+    def __init__(self, response: "httpx.Response", begin: str = "The server responds") -> None:
+        try:
+            body = response.json()
+            text = f"{body['errorCode']}: {body['message']}"
+        except (ValueError, KeyError, TypeError):
+            text = response.text[:300]
+        super().__init__(f"{begin} {response.status_code} {text}")
 
 
 def open_state_catalog() -> "Catalog":

@@ -10,8 +10,8 @@ from urllib.parse import quote
 
 import typer
 
-from lakeshare_server.cli.console import given, parse_shared_path, print_table
-from lakeshare_server.errors import BadRequest, LakeshareError
+from lakeshare_server.cli.console import ServerRefused, given, parse_shared_path, print_table
+from lakeshare_server.errors import BadRequest
 from lakeshare_server.settings import PORTAL_PATH, ServerSettings
 
 if TYPE_CHECKING:
@@ -37,24 +37,11 @@ ClientId = Annotated[
 Lines = Annotated[bool, typer.Option("--lines", help="Print the lines of the response, URLs included.")]
 
 
-class AccessRefused(LakeshareError):
-    """The server refused the recipient's request."""
-
-    def __init__(self, recipient: str, response: "httpx.Response") -> None:
-        try:
-            body = response.json()
-            text = f"{body['errorCode']}: {body['message']}"
-        except (ValueError, KeyError, TypeError):
-            text = response.text
-        super().__init__(f"{recipient} gets {response.status_code} {text}")
-        self.status = response.status_code
-
-
 @dataclass(frozen=True)
 class ImpersonatingClient:
     """Sends requests as a recipient that uses one of the known clients; paths are below the protocol's root.
 
-    A request that fails raises `AccessRefused`.
+    A request that fails raises `ServerRefused`.
     """
 
     recipient: str
@@ -92,7 +79,7 @@ class ImpersonatingClient:
         except httpx.InvalidURL as error:
             raise BadRequest("the path", path, f"{error}: give a name of the listings.") from error
         if not response.is_success:
-            raise AccessRefused(self.recipient, response)
+            raise ServerRefused(response, f"{self.recipient} gets")
         return response
 
 

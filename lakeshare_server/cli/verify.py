@@ -17,8 +17,8 @@ from urllib.parse import quote
 
 import typer
 
-from lakeshare_server.cli.console import AsJson, given, print_json
-from lakeshare_server.errors import BadRequest, EvidenceRefused, LakeshareError, Unavailable
+from lakeshare_server.cli.console import AsJson, ServerRefused, given, print_json
+from lakeshare_server.errors import BadRequest, EvidenceRefused, Unavailable
 from lakeshare_server.lazy import gc_disabled
 
 if TYPE_CHECKING:
@@ -403,18 +403,6 @@ class _Progress:
         typer.echo(f"\r{text}" if is_terminal else text, err=True, nl=not is_terminal)
         self._is_shown = True
         self._next_s = time.monotonic() + (EVERY_S if is_terminal else 10 * EVERY_S)
-
-
-class ServerRefused(LakeshareError):
-    """The server refused a request of the profile."""
-
-    def __init__(self, response: "httpx.Response") -> None:
-        try:
-            body = response.json()
-            text = f"{body['errorCode']}: {body['message']}"
-        except (ValueError, KeyError, TypeError):
-            text = response.text[:300]
-        super().__init__(f"The server responds {response.status_code} {text}")
 
 
 @dataclass(frozen=True)

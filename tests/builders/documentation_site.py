@@ -14,7 +14,7 @@ from lunr.builder import Builder
 from lunr.index import Index
 from lunr.trimmer import trimmer
 
-from lakeshare_pipelines.file_lock import hold_lock
+from lakeshare_server.file_lock import hold_lock
 from tests.builders.shared_folder import folder_of_all_workers
 
 TAG = re.compile(r"<[^>]+>")

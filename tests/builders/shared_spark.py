@@ -15,12 +15,12 @@ from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
-from lakeshare_pipelines.file_lock import hold_lock
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark import session as driver_session
 from lakeshare_pipelines.spark.jars import AZURE_JARS, GCS_JARS, JDBC_JARS, S3_JARS
 from lakeshare_pipelines.spark.session import keep_functions, open_session, stop_session
 from lakeshare_pipelines.wap.staged import Lake
+from lakeshare_server.file_lock import hold_lock
 from tests.builders.shared_folder import folder_of_all_workers
 from tests.conftest import SPARK_CLASSES
 

@@ -17,8 +17,8 @@ from lakeshare_pipelines.backup.run import BackupRun, make_point
 from lakeshare_pipelines.defs.backup import backup_definitions, backup_key, backup_maintenance
 from lakeshare_pipelines.defs.wap import LakeResource, SparkResource
 from lakeshare_pipelines.errors import BackupError
-from lakeshare_pipelines.file_lock import hold_lock
 from lakeshare_pipelines.settings import LakeSettings
+from lakeshare_server.file_lock import hold_lock
 from tests.builders.sets import a_contract
 from tests.builders.slack import SlackStandIn, slack_stand_in
 

@@ -16,10 +16,10 @@ import pytest
 from playwright.sync_api import Browser, sync_playwright
 
 from lakeshare_pipelines.demo.processes import free_port, sharing_server
-from lakeshare_pipelines.file_lock import hold_lock
 from lakeshare_pipelines.nessie.server import nessie_for, nessie_status, stop_nessie
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.spark.jars import find_packaged_java
+from lakeshare_server.file_lock import hold_lock
 from tests.builders.apart import Apart, process_apart
 from tests.builders.hostile.families import TABLES
 from tests.builders.hostile.matrix import unpack

@@ -16,7 +16,8 @@ from lakeshare_server.catalog import Ledger, Publication, SharedTable
 from lakeshare_server.catalog.credentials import issue_token
 from lakeshare_server.catalog.sharing import add_table, create_recipient, create_share, editing, grant
 from lakeshare_server.cli import verify
-from lakeshare_server.cli.verify import ServerRefused, Verification, VerificationResult, open_client
+from lakeshare_server.cli.console import ServerRefused
+from lakeshare_server.cli.verify import Verification, VerificationResult, open_client
 from lakeshare_server.errors import BadRequest, EvidenceRefused
 from lakeshare_server.storage import Stores
 from lakeshare_server.tables import TableSnapshot, read_iceberg

@@ -24,6 +24,7 @@ from sqlalchemy.orm import Session
 from lakeshare_server.catalog.database import Catalog
 from lakeshare_server.catalog.models import AnyText, AuditChainRow, AuditJournalRow, AuditRow
 from lakeshare_server.errors import BadRequest, Unavailable
+from lakeshare_server.file_lock import try_lock
 from lakeshare_server.metrics import PROCESS
 from lakeshare_server.settings import make_private
 
@@ -392,12 +393,8 @@ def _lock_journal(path: Path, locks: ExitStack) -> bool:
     except FileNotFoundError:
         return False
     locks.callback(os.close, file)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
     # Another process may have removed it between the two calls.
-    return os.fstat(file).st_nlink > 0
+    return try_lock(file) and os.fstat(file).st_nlink > 0
 
 
 HEAD = "head"

@@ -30,6 +30,7 @@ from fastapi import APIRouter, Request, Response
 from lakeshare_server.catalog import Ledger
 from lakeshare_server.catalog.ledger import ProcessIdentity
 from lakeshare_server.errors import BadRequest, CatalogConflict, NotFound, Unavailable
+from lakeshare_server.file_lock import try_lock
 from lakeshare_server.pages.console.pipelines import Command, PipelineCalls
 from lakeshare_server.pages.console.session import ChangeDep, ConsoleRequest, PageDep
 from lakeshare_server.routes.context import AuditRecord
@@ -302,12 +303,9 @@ def _is_locked(path: Path) -> bool:
     except FileNotFoundError:
         return False
     try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        return not try_lock(file, fcntl.LOCK_SH)
     finally:
         os.close(file)
-    return False
 
 
 def _write_json(path: Path, fields: Mapping[str, Any]) -> None:

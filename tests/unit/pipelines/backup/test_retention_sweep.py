@@ -1,6 +1,7 @@
 """A sweep removes what retention keeps no longer, and never what a point that stays, a reader or a maker needs."""
 
 import datetime as dt
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +187,23 @@ def test_no_day_is_claimed_while_copies_are_swept(planner: Planner) -> None:
     past = dt.datetime.now(dt.UTC) - dt.timedelta(minutes=5)
     planner.points.store.put(planner.points.sweep_key, f'{{"until": "{past.isoformat()}"}}'.encode())
     planner.points.claim(FIVE, "run 5")
+
+
+def test_a_sweep_that_is_held_up_until_its_mark_has_ended_removes_no_copy(
+    planner: Planner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = copies(planner)
+    with monkeypatch.context() as patch:
+        # Of a process that is stopped for half an hour.
+        patch.setattr(retention, "SWEEP", dt.timedelta(0))
+        patch.setattr(retention, "heartbeat", lambda *_: nullcontext())
+        with pytest.raises(BackupError, match="a new point may be in the making"):
+            swept(planner)
+        # It may be of another sweep.
+        assert planner.points.swept_until() is not None
+    assert copies(planner) == before
+    assert swept(planner).days == (ONE, TWO)
+    assert planner.points.swept_until() is None
 
 
 class StoreThatDies(FolderStore):

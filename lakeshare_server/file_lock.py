@@ -32,10 +32,10 @@ def hold_lock(path: Path, *, wait_s: float, waiting: Callable[[], None] | None =
         yield
 
 
-def try_lock(file: IO[str]) -> bool:
+def try_lock(file: IO[str] | int, kind: int = fcntl.LOCK_EX) -> bool:
     """Takes the lock on an open file if it is free."""
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
