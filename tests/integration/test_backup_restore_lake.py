@@ -23,7 +23,7 @@ from lakeshare_server.storage import normalise_location
 from lakeshare_server.tables import open_index
 from tests.builders.backup_points import DAY, a_backup, a_point
 from tests.builders.main_state import rows_on_main
-from tests.builders.sets import a_delivery, green, orders
+from tests.builders.sets import a_delivery, green, orders, staged_without_reading
 
 MONDAY, TUESDAY, WEDNESDAY, THURSDAY, FRIDAY = (f"2024-01-0{day}" for day in range(1, 6))
 
@@ -53,9 +53,14 @@ class Scene:
     def root(self) -> Path:
         return Path(normalise_location(self.latest.location))
 
-    def run(self, day: str, rows: int) -> None:
-        a_delivery(self.lake.settings, self.contract, day, orders(day, rows))
-        staged = stage(self.lake, self.contract, [day], str(uuid4()))
+    def run(self, day: str, rows: int, *, is_read_by_spark: bool = False) -> None:
+        """Deliver and publish a day; reading its delivery would take longer than everything else of a run."""
+        delivered = orders(day, rows)
+        a_delivery(self.lake.settings, self.contract, day, delivered)
+        if is_read_by_spark:
+            staged = stage(self.lake, self.contract, [day], str(uuid4()))
+        else:
+            staged = staged_without_reading(self.lake, self.contract, day, delivered)
         publish_or_replay(self.lake, self.catalog, self.contract, staged, green(self.contract, staged))
 
     def rows(self) -> list[object]:
@@ -139,8 +144,8 @@ def something_else_at_its_keys(scene: Scene, rows: list[object]) -> None:
         assert {path.read_text() for path in contents} == {"mine"}
         assert scene.latest.version == restored.publication > newer.version
         assert all("/_restored/" in path for path in scene.served())
-        # The set goes on from there.
-        scene.run(FRIDAY, 6)
+        # The set goes on from there, by a whole run.
+        scene.run(FRIDAY, 6, is_read_by_spark=True)
         assert scene.latest.rows == len(rows) + 6
     finally:
         for path, content in contents.items():

@@ -1,7 +1,8 @@
 """Tables of every kind are proved from their copies with the rows that Spark read; Spark opens what others refuse."""
 
 import datetime as dt
-from contextlib import ExitStack, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from tests.builders.backup_lakes import Lake
 from tests.builders.canonical import Rows
 from tests.builders.hostile.families import TABLES
 from tests.builders.hostile.matrix import unpack
+from tests.builders.hostile.place import HostileTable
 from tests.builders.iceberg_matrix.made import Written
 from tests.builders.iceberg_matrix.recorded import PLACE, unpacked
 
@@ -31,6 +33,21 @@ ICEBERG_BY_SPARK = {
 DELTA_BY_SPARK = {"widened", "vacuumed"}
 # Their logs name files by absolute locations: a copy would read the originals.
 ABSOLUTE = {"absolute_paths", "dv_absolute", "shallow_clone"}
+
+
+@pytest.fixture(scope="module")
+def iceberg() -> Iterator[Mapping[str, Written]]:
+    """Unpacked once: it is thousands of files."""
+    with unpacked() as (made, _):
+        yield made
+
+
+@pytest.fixture(scope="module")
+def delta(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Mapping[str, HostileTable]]:
+    """The folder of the tables, and what is known of each."""
+    folder = tmp_path_factory.mktemp("hostile")
+    tables = unpack(folder)
+    return folder / "tables", tables
 
 
 def rows_of(written: Written) -> Rows:
@@ -52,31 +69,29 @@ def prove(
 
 
 def test_every_iceberg_table_is_proved_with_its_rows(
-    lake: SparkLake, tmp_path: Path, subtests: pytest.Subtests
+    lake: SparkLake, iceberg: Mapping[str, Written], tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
-    with unpacked() as (made, _):
-        source = PLACE / "tables"
-        pointers = tuple(one.state.metadata_location for one in made.values())
-        proofs = {
-            proof.metadata_key or proof.table.root: proof
-            for proof in prove(lake, source, tmp_path, pointers=pointers)
-        }
-        for name, written in made.items():
-            if written.rows is None:
-                continue
-            with subtests.test(name):
-                key = normalise_location(written.state.metadata_location).removeprefix(f"{source}/")
-                proof = proofs[key]
-                assert (proof.status, proof.rows) == ("verified", len(written.rows.rows)), proof
-                by_spark = str(proof.opened_by).startswith("Spark")
-                assert by_spark == (name in ICEBERG_BY_SPARK), proof
+    source = PLACE / "tables"
+    pointers = tuple(one.state.metadata_location for one in iceberg.values())
+    proofs = {
+        proof.metadata_key or proof.table.root: proof
+        for proof in prove(lake, source, tmp_path, pointers=pointers)
+    }
+    for name, written in iceberg.items():
+        if written.rows is None:
+            continue
+        with subtests.test(name):
+            key = normalise_location(written.state.metadata_location).removeprefix(f"{source}/")
+            proof = proofs[key]
+            assert (proof.status, proof.rows) == ("verified", len(written.rows.rows)), proof
+            by_spark = str(proof.opened_by).startswith("Spark")
+            assert by_spark == (name in ICEBERG_BY_SPARK), proof
 
 
 def test_every_delta_table_is_proved_with_its_rows_or_names_others_by_absolute_locations(
-    lake: SparkLake, tmp_path: Path, subtests: pytest.Subtests
+    lake: SparkLake, delta: tuple[Path, Mapping[str, HostileTable]], tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
-    tables = unpack(tmp_path / "hostile")
-    source = tmp_path / "hostile" / "tables"
+    source, tables = delta
     proofs = {proof.table.root: proof for proof in prove(lake, source, tmp_path)}
     for name, table in tables.items():
         if TABLES[name].refused:
@@ -94,24 +109,27 @@ def test_every_delta_table_is_proved_with_its_rows_or_names_others_by_absolute_l
 
 @pytest.mark.parametrize("name", ["vacuumed", "variant"])
 def test_a_table_that_only_spark_opens_is_restored(
-    lake: SparkLake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    lake: SparkLake,
+    iceberg: Mapping[str, Written],
+    delta: tuple[Path, Mapping[str, HostileTable]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
 ) -> None:
     # With the driver of the tests; commands start one.
     monkeypatch.setattr(copies, "open_lake", lambda _settings: nullcontext(lake))
-    with ExitStack() as opened:
-        if name in TABLES:
-            table = unpack(tmp_path / "hostile")[name]
-            root, rows = Path(table.location), table.rows(table.latest)
-        else:
-            made, _ = opened.enter_context(unpacked())
-            root, rows = PLACE / "tables" / "lake" / name, rows_of(made[name])
-        source, target = StoreAddress(url=str(root)), StoreAddress(url=str(tmp_path / "copies"))
-        backup = Backup(name="lake", source=source, target=target)
-        making = BackupRun(lake.settings, backup, wait_for_point_name(), "test", open_spark(lake))
-        point = make_point(making, dt.datetime.now(dt.UTC), print, lambda _progress: None)
-        assert point.status == "verified"
-        restored = PointRestore(lake.settings, backup, point).elsewhere(
-            "", StoreAddress(url=str(tmp_path / "to"))
-        )
-        assert restored.rows == len(rows.rows)
-        assert restored.opened_by.startswith("Spark")
+    if name in TABLES:
+        table = delta[1][name]
+        root, rows = Path(table.location), table.rows(table.latest)
+    else:
+        root, rows = PLACE / "tables" / "lake" / name, rows_of(iceberg[name])
+    source, target = StoreAddress(url=str(root)), StoreAddress(url=str(tmp_path / "copies"))
+    backup = Backup(name="lake", source=source, target=target)
+    making = BackupRun(lake.settings, backup, wait_for_point_name(), "test", open_spark(lake))
+    point = make_point(making, dt.datetime.now(dt.UTC), print, lambda _progress: None)
+    assert point.status == "verified"
+    restored = PointRestore(lake.settings, backup, point).elsewhere(
+        "", StoreAddress(url=str(tmp_path / "to"))
+    )
+    assert restored.rows == len(rows.rows)
+    assert restored.opened_by.startswith("Spark")
