@@ -2,6 +2,7 @@
 database: a client in a loop sees it at once.
 """
 
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -12,6 +13,7 @@ import httpx
 import psutil
 import pytest
 
+from lakeshare_server.app import WORKER_ANSWER_S
 from lakeshare_server.catalog.credentials import revoke_token, rotate_token
 from lakeshare_server.catalog.sharing import alter_recipient, editing, grant, revoke, revoke_recipient
 from tests.builders.campaign import IS_CAMPAIGN
@@ -67,7 +69,9 @@ def workers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             stack.callback(connection.close)
         yield Workers(request.param, provider, Running(url, provider.settings.state_dir), connections)
         process.terminate()
-        process.wait(PATIENCE_S)
+        # Before a supervisor would kill a worker that does not answer. A process without workers ends by the signal.
+        ended = process.wait(WORKER_ANSWER_S / 2)
+        assert ended == (0 if request.param == "workers" else -signal.SIGTERM)
 
 
 def one_to_each(parent: int, url: str) -> list[httpx.Client]:
