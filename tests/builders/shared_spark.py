@@ -72,6 +72,23 @@ class SharedSpark:
         sessions.setDefaultSession(running)
         return session
 
+    def serve_this_process(self) -> None:
+        """Let all work of this process use the driver: its end does not stop it."""
+        self.attach()
+        SparkSession.stop = lambda _: None
+
+    def make_environment(self, folder: Path, word: str) -> dict[str, str]:
+        """Variables of a process whose Python processes with this word in their command line use the driver."""
+        lines = [
+            "import sys",
+            f"if {word!r} in sys.orig_argv:",
+            f"    from {__name__} import SharedSpark",
+            f"    {self!r}.serve_this_process()",
+        ]
+        # Python imports the module of this name when it starts.
+        (folder / "sitecustomize.py").write_text("\n".join(lines))
+        return {"PYTHONPATH": os.pathsep.join([str(folder), str(Path(__file__).parents[2])])}
+
     def _make_context(self) -> SparkContext:
         with pytest.MonkeyPatch.context() as patch:
             # For this call only: processes that this one starts may have a driver of their own.
