@@ -29,8 +29,8 @@ START_S = 300.0
 DRIVER_MEMORY, YOUNG_MEMORY = "4g", "-Xmn2g"
 # Delta reads the state of a table by a job at each of its versions; those of tests have some lines. By default Spark
 # allocates pages of 64 MB for each sort and aggregate, and blocks of 4 MB for each plan that it sends to its tasks:
-# both are zeroed, and fill the heap. It also describes each plan for its UI. The class that is before Spark's own:
-# spark_classes/SparkClosureCleaner$.java has the reason.
+# both are zeroed, and fill the heap. It also describes each plan for its UI. docs/adr/0092 has the reasons for
+# the classes that are before Spark's own.
 PROPERTIES = f"""
 spark.databricks.delta.snapshotPartitions 1
 spark.buffer.pageSize 1m
