@@ -17,7 +17,7 @@ from lakeshare_pipelines.demo.processes import free_port, sharing_server
 from lakeshare_pipelines.settings import LakeSettings
 from tests.builders.apart import Apart, process_apart
 from tests.builders.shared_spark import SharedSpark, driver_of_all_workers
-from tests.builders.spark_apart import SCRIPTS, run_command, use_driver
+from tests.builders.spark_apart import SCRIPTS, run_command
 
 BLOCK = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
 STEP = re.compile(r"^\$ ((?:.*\\\n)*.*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
@@ -138,7 +138,7 @@ def page_user(folder: Path, tmp_path_factory: pytest.TempPathFactory, **variable
         ExitStack() as stack,
     ):
         process(enter, folder)
-        process(use_driver, SharedSpark.of(spark))
+        process(SharedSpark.of(spark).serve_this_process)
         yield PageUser(folder, process, variables, stack)
 
 

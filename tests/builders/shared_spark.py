@@ -29,8 +29,8 @@ START_S = 300.0
 DRIVER_MEMORY, YOUNG_MEMORY = "4g", "-Xmn2g"
 # Delta reads the state of a table by a job at each of its versions; those of tests have some lines. By default Spark
 # allocates pages of 64 MB for each sort and aggregate, and blocks of 4 MB for each plan that it sends to its tasks:
-# both are zeroed, and fill the heap. It also describes each plan for its UI. The class that is before Spark's own:
-# spark_classes/SparkClosureCleaner$.java has the reason.
+# both are zeroed, and fill the heap. It also describes each plan for its UI. docs/adr/0092 has the reasons for
+# the classes that are before Spark's own.
 PROPERTIES = f"""
 spark.databricks.delta.snapshotPartitions 1
 spark.buffer.pageSize 1m
@@ -71,6 +71,23 @@ class SharedSpark:
         # PySpark made the new session the driver's default.
         sessions.setDefaultSession(running)
         return session
+
+    def serve_this_process(self) -> None:
+        """Let all work of this process use the driver: its end does not stop it."""
+        self.attach()
+        SparkSession.stop = lambda _: None
+
+    def make_environment(self, folder: Path, word: str) -> dict[str, str]:
+        """Variables of a process whose Python processes with this word in their command line use the driver."""
+        lines = [
+            "import sys",
+            f"if {word!r} in sys.orig_argv:",
+            f"    from {__name__} import SharedSpark",
+            f"    {self!r}.serve_this_process()",
+        ]
+        # Python imports the module of this name when it starts.
+        (folder / "sitecustomize.py").write_text("\n".join(lines))
+        return {"PYTHONPATH": os.pathsep.join([str(folder), str(Path(__file__).parents[2])])}
 
     def _make_context(self) -> SparkContext:
         with pytest.MonkeyPatch.context() as patch:

@@ -10,7 +10,6 @@ from typing import Any
 import dagster as dg
 import pandas as pd
 from dagster._cli import main as run_dagster
-from pyspark.sql import SparkSession
 
 from lakeshare_pipelines.cli import main
 from lakeshare_pipelines.contracts import SetContract, load_contracts
@@ -18,13 +17,6 @@ from lakeshare_pipelines.demo.processes import PARTITION, run_job
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.wap.delta import table_location
 from lakeshare_pipelines.wap.staged import open_lake
-from tests.builders.shared_spark import SharedSpark
-
-
-def use_driver(spark: SharedSpark) -> None:
-    """Let all work of this process use a driver that others use, too: its end does not stop it."""
-    spark.attach()
-    SparkSession.stop = lambda _: None
 
 
 def frames_on_main(state_dir: Path) -> dict[str, pd.DataFrame]:

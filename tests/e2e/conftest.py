@@ -27,7 +27,7 @@ from tests.builders.hostile.on_s3 import copied
 from tests.builders.hostile.place import HostileTable
 from tests.builders.hostile.served import Served, ServedTable, serving
 from tests.builders.shared_spark import SharedSpark, driver_of_all_workers
-from tests.builders.spark_apart import run_command, use_driver
+from tests.builders.spark_apart import run_command
 from tests.integration.s3_server import S3Server
 
 ROOT = Path(__file__).parents[2]
@@ -112,12 +112,17 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DemoLake]:
 
 
 @pytest.fixture(scope="session")
-def apart(demo: DemoLake, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Apart]:
+def spark(demo: DemoLake, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedSpark]:
+    with driver_of_all_workers(demo.settings, tmp_path_factory) as session:
+        yield SharedSpark.of(session)
+
+
+@pytest.fixture(scope="session")
+def apart(demo: DemoLake, spark: SharedSpark) -> Iterator[Apart]:
     """Another process that works on the demo's lake."""
     environment = {name: demo.environment[name] for name in ("LAKESHARE_STATE_DIR", "DAGSTER_HOME")}
-    driver = driver_of_all_workers(demo.settings, tmp_path_factory)
-    with driver as spark, process_apart(environment) as process:
-        process(use_driver, SharedSpark.of(spark))
+    with process_apart(environment) as process:
+        process(spark.serve_this_process)
         yield process
 
 
@@ -128,16 +133,19 @@ def run(apart: Apart) -> Callable[..., Finished]:
 
 
 @pytest.fixture(scope="session")
-def served(demo: DemoLake) -> Iterator[Path]:
-    """The profile of the demo's recipient, pointing to a running server."""
+def served(demo: DemoLake, spark: SharedSpark, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The profile of the demo's recipient, pointing to a running server, whose jobs use the driver of all tests."""
     profile = demo.settings.state_dir / "e2e.share"
-    patch = pytest.MonkeyPatch()
-    patch.setenv("LAKESHARE_STATE_DIR", str(demo.settings.state_dir))
-    with patch.context(), sharing_server(free_port(0), demo.settings.logs_dir / "e2e_server.log") as root:
+    server = sharing_server(free_port(0), demo.settings.logs_dir / "e2e_server.log")
+    with ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("LAKESHARE_STATE_DIR", str(demo.settings.state_dir))
+            for name, text in spark.make_environment(tmp_path_factory.mktemp("jobs"), "retry").items():
+                patch.setenv(name, text)
+            root = stack.enter_context(server)
         given = json.loads(demo.profile.read_text())
         profile.write_text(json.dumps(given | {"endpoint": f"{root}/delta-sharing"}))
         yield profile
-    patch.undo()
 
 
 @pytest.fixture(scope="session")

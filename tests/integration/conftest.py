@@ -13,6 +13,7 @@ import yaml
 from lakeshare_pipelines.contracts import SetContract
 from lakeshare_pipelines.nessie.server import nessie_for
 from lakeshare_pipelines.settings import LakeSettings
+from lakeshare_pipelines.spark.session import make_catalog_name
 from lakeshare_pipelines.spark.stores import list_warehouses, make_hadoop_conf
 from lakeshare_pipelines.wap.staged import Lake
 from lakeshare_server.catalog import Catalog, Ledger, open_catalog
@@ -34,10 +35,24 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> LakeSettings:
 
 
 @pytest.fixture(scope="session")
-def lake(settings: LakeSettings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
+def lake_of_worker(settings: LakeSettings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
     driver = driver_of_all_workers(settings, tmp_path_factory)
     with nessie_for(settings, keep=False), ExitStack() as stack:
         yield Lake(settings, lambda: stack.enter_context(driver))
+
+
+@pytest.fixture(scope="module")
+def lake(lake_of_worker: Lake) -> Iterator[Lake]:
+    """The lake of this worker, whose session forgets the branches of each file of tests.
+
+    Spark copies the properties of their catalogs into each configuration of Hadoop, and sends them with each query.
+    """
+    yield lake_of_worker
+    if "spark" in vars(lake_of_worker):
+        conf = lake_of_worker.spark.conf
+        for name in conf.getAll:
+            if name.startswith(f"spark.sql.catalog.{make_catalog_name('wap-')}"):
+                conf.unset(name)
 
 
 @pytest.fixture(scope="session")
