@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 
 class ServerRefused(LakeshareError):
-    """A sharing server refused a request."""
+    """A sharing server refused a recipient's request."""
 
-    def __init__(self, response: "httpx.Response", begin: str = "The server responds") -> None:
+    def __init__(self, response: "httpx.Response", recipient: str = "The recipient") -> None:
         try:
             body = response.json()
             text = f"{body['errorCode']}: {body['message']}"
         except (ValueError, KeyError, TypeError):
             text = response.text[:300]
-        super().__init__(f"{begin} {response.status_code} {text}")
+        super().__init__(f"{recipient} gets {response.status_code} {text}")
 
 
 def open_state_catalog() -> "Catalog":

@@ -79,7 +79,7 @@ class ImpersonatingClient:
         except httpx.InvalidURL as error:
             raise BadRequest("the path", path, f"{error}: give a name of the listings.") from error
         if not response.is_success:
-            raise ServerRefused(response, f"{self.recipient} gets")
+            raise ServerRefused(response, self.recipient)
         return response
 
 

@@ -20,9 +20,12 @@ from lakeshare_pipelines.spark import session as driver_session
 from lakeshare_pipelines.spark.jars import AZURE_JARS, GCS_JARS, JDBC_JARS, S3_JARS
 from lakeshare_pipelines.spark.session import keep_functions, open_session, stop_session
 from lakeshare_pipelines.wap.staged import Lake
-from lakeshare_server.file_lock import hold_lock
+from lakeshare_server.lazy import LazyModule
 from tests.builders.shared_folder import folder_of_all_workers
 from tests.conftest import SPARK_CLASSES
+
+# The last release, which uses the driver too, has it elsewhere.
+file_lock = LazyModule("lakeshare_server.file_lock")
 
 START_S = 300.0
 # Collecting young objects took a tenth of its time with the 480 MB for them that a driver of tests has otherwise.
@@ -123,7 +126,7 @@ def driver_of_all_workers(
     folder.mkdir(exist_ok=True)
     address = folder / "driver.json"
     with (folder / "users").open("a") as users:
-        with hold_lock(folder / "start.lock", wait_s=START_S):
+        with file_lock.hold_lock(folder / "start.lock", wait_s=START_S):
             if address.exists():
                 session = SharedSpark(**json.loads(address.read_text())).attach()
             else:
@@ -144,7 +147,7 @@ def driver_of_all_workers(
 
 
 def _stop(folder: Path, session: SparkSession) -> None:
-    with hold_lock(folder / "start.lock", wait_s=START_S):
+    with file_lock.hold_lock(folder / "start.lock", wait_s=START_S):
         (folder / "driver.json").unlink()
     with (folder / "users").open("a") as users:
         fcntl.flock(users, fcntl.LOCK_EX)
