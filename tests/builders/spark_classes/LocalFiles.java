@@ -16,7 +16,7 @@ import org.apache.hadoop.fs.permission.FsPermission;
  *
  * After a change, in this folder, with PySpark's `jars` folder in JARS:
  *   javac --release 17 -cp "$JARS/*" -d /tmp/classes *.java
- *   jar cf spark_classes.jar *.java core-site.xml -C /tmp/classes .
+ *   jar cf spark_classes.jar *.java *.xml -C /tmp/classes .
  */
 public class LocalFiles extends LocalFileSystem {
   public LocalFiles() {

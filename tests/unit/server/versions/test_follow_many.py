@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from pyiceberg.catalog import load_catalog
 
-from lakeshare_server.catalog import FollowedTables, open_catalog
+from lakeshare_server.catalog import FollowedTables, SharedTable, open_catalog, share_table
 from lakeshare_server.catalog.listings import list_all_shared_tables
 from lakeshare_server.catalog.sharing import alter_table, editing
 from lakeshare_server.errors import BadRequest
@@ -226,6 +226,11 @@ def test_the_admin_api_follows_lists_and_ends(tmp_path: Path) -> None:
         assert results["partners.sales.t0"]["clients"] == ["python-parquet", "python-delta", "spark"]
         named = {"tables": [{"location": str(lake / "t0"), "name": "own.name"}], "history": False}
         assert client.post("/followed-tables", json=named).json()["results"][0]["table"] == "lake.own.name"
+        share_table(server.provider.catalog, "lake", SharedTable("own", "taken", "lake.orders"))
+        taken = {"tables": [{"location": str(lake / "t0"), "name": "own.taken"}]}
+        [refused] = client.post("/followed-tables", json=taken).json()["results"]
+        assert refused["result"] == "refused"
+        assert "lake.own.taken is shared already, as lake.orders" in json.dumps(refused)
         [first, *_] = listed = client.get("/followed-tables").json()["tables"]
         assert [one["table"] for one in listed] == ["own.name", "sales.t0", "sales.t1"]
         assert (first["location"], first["format"], first["check_every_s"]) == (
