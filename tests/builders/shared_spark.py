@@ -133,7 +133,9 @@ def driver_of_all_workers(
                 with pytest.MonkeyPatch.context() as patch:
                     # Whatever the first worker's settings: tests of other stores and catalogs use this driver, too.
                     patch.setattr(driver_session, "list_store_jars", lambda _locations: OF_ALL_TESTS)
-                    (folder / "spark.properties").write_text(PROPERTIES)
+                    # Those of executors on a cluster, for one: the keys of the tests' store.
+                    own_lines = settings.spark_conf.read_text() if settings.spark_conf else ""
+                    (folder / "spark.properties").write_text(PROPERTIES + own_lines)
                     own = {
                         "spark_driver_memory": DRIVER_MEMORY,
                         "spark_driver_options": f"{settings.spark_driver_options} {YOUNG_MEMORY}",
