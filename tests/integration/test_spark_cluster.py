@@ -4,6 +4,7 @@ The servers are those of `lakeshare demo --store s3`. The driver is a process of
 The campaign has a Spark Connect server there, too, and runs tests there that others run with a local Spark.
 """
 
+import itertools
 import os
 import shutil
 import signal
@@ -89,20 +90,24 @@ def cluster(lake) -> Iterator[Mapping[str, str]]:
     shutil.rmtree(postgres_folder(lake.settings))
 
 
-def require_served(database: str, contracts: list[SetContract], found: Mapping[str, list[Any]]) -> None:
-    """A recipient reads the rows that Spark reads."""
-    settings, catalog = ServerSettings(_env_file=None, port=0), open_catalog(database)
-    share = contracts[0].name
+def require_served(
+    database: str, contracts: list[SetContract], found: Mapping[str, list[Any]], folder: Path
+) -> None:
+    """A recipient reads the rows that Spark reads, from each of two server hosts with a state folder of its own."""
+    catalog, share = open_catalog(database), contracts[0].name
     shared = tuple(SharedTable(contract.name, "orders", contract.tables[0].name) for contract in contracts)
     apply_shares(catalog, [DeclaredShare(share, shared)])
     _, token = Recipients(catalog).add(f"{share}-reader", (share,))
-    with a_server(Provider(settings, catalog)) as server:
-        profile = server.profile(token)
-        for contract in contracts:
+    one, other = (
+        Provider(ServerSettings(_env_file=None, port=0, state_dir=folder / name), catalog)
+        for name in ("host 1", "host 2")
+    )
+    with a_server(one) as first, a_server(other) as second:
+        for contract, host in itertools.product(contracts, (first, second)):
             latest = Ledger(catalog).latest(contract.tables[0].name)
             assert latest is not None
             assert latest.location.startswith("s3://lake/tables/")
-            frame = delta_sharing.load_as_pandas(f"{profile}#{share}.{contract.name}.orders")
+            frame = delta_sharing.load_as_pandas(f"{host.profile(token)}#{share}.{contract.name}.orders")
             rows = sorted((str(row[0]), *row[1:]) for row in frame.itertuples(index=False))
             assert rows == found[contract.name]
             assert latest.rows == len(rows)
@@ -113,7 +118,7 @@ def test_sets_are_published_on_a_cluster_also_when_an_executor_dies(cluster, lak
         found, executors = apart(publish_sets, tmp_path, "cluster", False)
     assert executors == 2
     contracts = sets_in(tmp_path, "cluster")
-    require_served(cluster["LAKESHARE_DATABASE_URL"], contracts, found)
+    require_served(cluster["LAKESHARE_DATABASE_URL"], contracts, found, tmp_path)
     ledger = Ledger(open_catalog(cluster["LAKESHARE_DATABASE_URL"]))
     latest = [ledger.latest(contract.tables[0].name) for contract in contracts]
     assert [(row.version, row.rows) for row in latest if row] == [(1, 2), (0, 2)]
@@ -148,7 +153,8 @@ if IS_CAMPAIGN:
         with server as variables, process_apart(variables) as apart:
             found, _ = apart(publish_sets, tmp_path, f"kept_{mode}", True)
         assert [len(rows) for rows in found.values()] == [8, 8]
-        require_served(cluster["LAKESHARE_DATABASE_URL"], sets_in(tmp_path, f"kept_{mode}"), found)
+        contracts = sets_in(tmp_path, f"kept_{mode}")
+        require_served(cluster["LAKESHARE_DATABASE_URL"], contracts, found, tmp_path)
 
     @pytest.mark.campaign
     @pytest.mark.parametrize("tests", CAMPAIGN.values(), ids=CAMPAIGN)
