@@ -1,9 +1,9 @@
 """`lakeshare audit` and `lakeshare usage`: what they show, what they write, and how they end."""
 
 import json
-import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lakeshare_server.catalog import AuditLog, Catalog, audit
+from lakeshare_server.cli import admin
 from lakeshare_server.cli.main import commands
 from lakeshare_server.errors import BadRequest
 from tests.builders.database_schema import open_migrated
@@ -95,7 +96,8 @@ def test_tail_follows_with_each_new_event_once(
             raise KeyboardInterrupt
 
     monkeypatch.setattr(audit, "newest_event_number", newest)
-    monkeypatch.setattr(time, "sleep", wait)
+    # The module's own: a thread of py4j that another test left sleeps too.
+    monkeypatch.setattr(admin, "time", SimpleNamespace(sleep=wait))
     output = run("audit", "tail", "-f", "-n", "5", *form, code=130)
     catalog.close()
     shown = [json.loads(line)["number"] for line in output.splitlines() if line] if form else numbers(output)
