@@ -10,6 +10,8 @@ from dataclasses import replace
 from statistics import median
 from time import perf_counter
 
+import pyarrow as pa
+
 from bench.server.goals import Report
 from bench.server.limit import Lines, chunk, joined, taken_apart
 from bench.server.processes import run
@@ -54,7 +56,7 @@ def _seconds(work: Callable[[], object]) -> float:
     return given if isinstance(given, float) else perf_counter() - began
 
 
-def _all_joined(lines: Lines, urls: list[list[bytes]]) -> None:
+def _all_joined(lines: Lines, urls: list[pa.StringArray]) -> None:
     for batch, some in zip(lines.batches, urls, strict=True):
         chunk(joined(batch, some))
 

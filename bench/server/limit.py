@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from bench.server.urls import bench_signing, location_of
+from lakeshare_server.storage.location_columns import texts
 
 URL_BEGIN, URL_END = b'"url":"', b'"'
 BATCH_LINES = 1000
@@ -30,8 +32,8 @@ class Batch:
     """Lines of files, and the paths whose URLs stand between their two parts."""
 
     paths: pa.StringArray
-    before: list[bytes]
-    after: list[bytes]
+    before: pa.StringArray
+    after: pa.StringArray
 
 
 @dataclass(frozen=True)
@@ -59,13 +61,14 @@ def _batch(lines: list[bytes]) -> Batch:
         paths.append(location_of(line[start:end].decode()))
         before.append(line[:start])
         after.append(line[end:])
-    return Batch(pa.array(paths, pa.string()), before, after)
+    return Batch(pa.array(paths, pa.string()), texts(before), texts(after))
 
 
-def joined(batch: Batch, urls: list[bytes]) -> bytes:
+def joined(batch: Batch, urls: pa.StringArray) -> bytes:
     """The lines of a batch."""
-    parts = zip(batch.before, urls, batch.after, strict=True)
-    return b"".join([piece for line in parts for piece in line])
+    lines = pc.binary_join_element_wise(batch.before, urls, batch.after, "")
+    _, ends, characters = lines.buffers()
+    return bytes(memoryview(characters)[: memoryview(ends).cast("i")[len(lines)]])
 
 
 def chunk(piece: bytes) -> bytes:

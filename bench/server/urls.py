@@ -18,7 +18,7 @@ S3_ENVIRONMENT = {
     "LAKESHARE_S3_REGION": "eu-central-1",
 }
 
-Sign = Callable[[pa.StringArray], list[bytes]]
+Sign = Callable[[pa.StringArray], pa.StringArray]
 
 
 def bench_signing(state_dir: Path, public_url: str, location: str) -> Sign:

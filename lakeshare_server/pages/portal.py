@@ -89,9 +89,9 @@ class LocationSigner(SigningSession):
         self.slow_store = None
         self.expires_at_ms = 0
 
-    def sign(self, paths: pa.StringArray) -> list[bytes]:
+    def sign(self, paths: pa.StringArray) -> pa.StringArray:
         # Lines are not escaped again: locations are quoted like URLs.
-        return [quote(path).encode() for path in paths.to_pylist()]
+        return pa.array(map(quote, paths.to_pylist()), pa.string())
 
 
 class LocationSigners(Signers):

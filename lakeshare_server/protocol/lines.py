@@ -197,7 +197,7 @@ def _without_none(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in fields.items() if value is not None}
 
 
-Sign = Callable[[pa.StringArray], list[bytes]]
+Sign = Callable[[pa.StringArray], pa.StringArray]
 BEFORE_URL = {"parquet": '","url":"', "delta": '","deltaSingleAction":{"add":{"path":"'}
 AFTER_URL = '",'
 END = {"parquet": "}}\n", "delta": "}}}}\n"}
@@ -221,7 +221,7 @@ class FileLines:
         ends = [END["parquet"]]
         if self.response_format == "delta":
             ends = [files.column("delta_rest"), _vector_ends(files, sign)]
-        urls, ids = texts(sign(files.column("path"))), files.column(f"{self.ids}_id")
+        urls, ids = sign(files.column("path")), files.column(f"{self.ids}_id")
         parts = heads, ids, before_urls, urls, AFTER_URL, files.column("common"), *ends
         rows = pc.binary_join_element_wise(*parts, "")
         _, offsets, characters = rows.buffers()
@@ -256,7 +256,7 @@ def _vector_ends(files: pa.RecordBatch, sign: Sign) -> str | pa.Array:
     vectors = files.filter(has_vector)
     ends = pc.binary_join_element_wise(
         VECTOR_URL,
-        texts(sign(vectors.column("dv_path"))),
+        sign(vectors.column("dv_path")),
         vectors.column("dv_rest"),
         VECTOR_ID,
         vectors.column("dv_file_id"),

@@ -14,7 +14,7 @@ import secrets
 import threading
 import uuid
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from urllib.parse import urlsplit
 
@@ -198,10 +198,6 @@ class WebhookDispatcher:
             future.add_done_callback(_log_failure)
             future.add_done_callback(lambda _: self._wake.set())
             self._sending.add(future)
-
-    def drain(self, timeout_s: float | None = None) -> None:
-        """Waits for the attempts in progress, and for the look at followed tables."""
-        wait(self._sending if self._looking is None else {*self._sending, self._looking}, timeout_s)
 
     def _work(self) -> None:
         while not self._stopping.is_set():

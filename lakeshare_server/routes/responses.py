@@ -15,7 +15,6 @@ from typing import Any, cast
 
 import pyarrow as pa
 from fastapi import Response
-from starlette.responses import Response as LinesResponseResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
@@ -112,7 +111,7 @@ def _compress(pieces: Iterator[Piece], encoder: Encoder) -> Iterator[Piece]:
     yield encoder.finish()
 
 
-class LinesResponse(LinesResponseResponse):
+class LinesResponse(Response):
     """NDJSON of any length: `first`, then pieces as they are made.
 
     If making a piece raises, the connection is cut; if the client disconnects, making pieces stops. An empty piece is
@@ -152,18 +151,22 @@ class LinesResponse(LinesResponseResponse):
             first, executor = encoder.encode(first), COMPRESSING if executor is QUICK else executor
             self._pieces = _compress(self._pieces, encoder)
         watch = loop.create_task(self._watch(receive))
+        piece: Piece | None = first
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        # The next piece is made while this one is sent.
+        following = loop.run_in_executor(executor, self._next)
         try:
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await send({"type": "http.response.body", "body": first, "more_body": True})
             while not self._is_disconnected:
-                piece = await loop.run_in_executor(executor, self._next)
+                if piece:
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                piece = await following
                 if piece is None:
                     await send({"type": "http.response.body", "body": b"", "more_body": False})
                     return
-                if piece:
-                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                following = loop.run_in_executor(executor, self._next)
         finally:
             watch.cancel()
+            following.cancel()
 
     def _next(self) -> Piece | None:
         ends = time.monotonic() + TURN_S

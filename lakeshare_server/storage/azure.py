@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import obstore
+import pyarrow as pa
 from obstore import exceptions
 from obstore.store import AzureStore
 from pydantic import SecretStr
@@ -24,6 +25,7 @@ from lakeshare_server.locations import ParsedLocation, azure_host
 from lakeshare_server.outbound import Services
 from lakeshare_server.settings import StoreSettings
 from lakeshare_server.storage import remote
+from lakeshare_server.storage.location_columns import texts
 from lakeshare_server.storage.remote import MAX_URL_LIFE_S
 
 if TYPE_CHECKING:
@@ -82,14 +84,12 @@ class AzureSigner:
     _to_sign: tuple[bytes, bytes] = field(repr=False)
     _key: bytes = field(repr=False)
 
-    def sign(self, keys: list[bytes]) -> list[bytes]:
+    def sign(self, keys: list[bytes]) -> pa.StringArray:
         before, after = self._to_sign
-        signatures = remote.sign_texts(self._key, before, (key + after for key in keys))
-        urls = []
-        for name, signed in zip(remote.quote_keys(keys, safe=b"/"), signatures, strict=True):
-            signature = b64encode(signed.digest()).replace(b"+", b"%2B").replace(b"=", b"%3D")
-            urls.append(self._url + name + self._query + signature)
-        return urls
+        signed = remote.sign_texts(self._key, before, (key + after for key in keys))
+        signatures = [b64encode(each).replace(b"+", b"%2B").replace(b"=", b"%3D") for each in signed]
+        names = remote.quote_keys(keys, safe=b"/")
+        return remote.join_urls(self._url, names, self._query, texts(signatures))
 
 
 class AzureAccess:

@@ -189,7 +189,7 @@ class GcsAccess:
         before = f"{ALGORITHM}\n{moment}\n{scope}\n".encode()
 
         def sign(hashes: Iterator[bytes]) -> list[bytes]:
-            return [made.hex().encode() for made in self._sign_all([before + digest for digest in hashes])]
+            return self._sign_all([before + digest for digest in hashes])
 
         url = f"{self.endpoint(public=True)}/{place.bucket}"
         return UrlSigner.of_query(url, signed, "X-Goog-Signature", (now_s + life_s) * 1000, sign)

@@ -2,8 +2,9 @@
 
 import posixpath
 from array import array
-from collections.abc import Iterable, Sequence
-from itertools import accumulate, pairwise
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate, chain, pairwise
+from typing import TypeVar
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -11,6 +12,7 @@ import pyarrow.compute as pc
 
 from lakeshare_server.locations import find_root, is_absolute, local_path
 
+Key = TypeVar("Key")
 # What only paths that are encoded, absolute or not normalised have.
 NOT_PLAIN = (b"%", b":", b"//", b"/.")
 
@@ -110,7 +112,20 @@ def texts(values: Sequence[bytes]) -> pa.StringArray:
     return pa.StringArray.from_buffers(len(values), pa.py_buffer(ends), pa.py_buffer(b"".join(values)))
 
 
-def texts_of_width(characters: bytes, width: int) -> pa.StringArray:
-    """Returns a column of ASCII texts of `width` characters each."""
-    ends = array("i", range(0, len(characters) + 1, width))
-    return pa.StringArray.from_buffers(len(ends) - 1, pa.py_buffer(ends), pa.py_buffer(characters))
+def join_groups(
+    rows: Mapping[Key, Sequence[int]], texts_of: Callable[[Key, Sequence[int]], pa.StringArray]
+) -> pa.StringArray:
+    """Returns the texts of groups of rows as one column, in the order of the row numbers."""
+    parts = [texts_of(key, numbers) for key, numbers in rows.items()]
+    numbers = pa.array(chain.from_iterable(rows.values()), pa.int64())
+    return pa.chunked_array(parts, pa.string()).combine_chunks().take(pc.sort_indices(numbers))
+
+
+def hex_texts(values: Sequence[bytes]) -> pa.StringArray:
+    """Returns the hexadecimal texts of values of one length, such as digests, as a column."""
+    width = 2 * len(values[0]) if values else 0
+    ends = array("i", (width * number for number in range(len(values) + 1)))
+    characters = b"".join(values).hex().encode()
+    if len(characters) != ends[-1]:
+        raise ValueError("the values have several lengths")
+    return pa.StringArray.from_buffers(len(values), pa.py_buffer(ends), pa.py_buffer(characters))

@@ -20,6 +20,7 @@ from urllib.parse import quote_from_bytes, urlsplit
 
 import obstore
 import pyarrow as pa
+import pyarrow.compute as pc
 from obstore import exceptions
 
 from lakeshare_server.errors import (
@@ -34,6 +35,7 @@ from lakeshare_server.errors import (
 )
 from lakeshare_server.locations import ParsedLocation
 from lakeshare_server.outbound import Service
+from lakeshare_server.storage import location_columns
 
 if TYPE_CHECKING:
     from obstore import BytesStream, GetOptions, ObjectMeta, WritableFile
@@ -436,7 +438,7 @@ class RootSigner(Protocol):
     def expires_at_ms(self) -> int:
         """The end of all its URLs."""
 
-    def sign(self, keys: list[bytes]) -> list[bytes]:
+    def sign(self, keys: list[bytes]) -> pa.StringArray:
         """Returns a URL for each key, in order."""
 
 
@@ -463,16 +465,26 @@ class StoreAccess(Protocol):
         """Issues credentials that read below a location only."""
 
 
-def sign_texts(key: bytes, beginning: bytes, texts: Iterable[bytes]) -> "Iterator[hashlib._Hash]":
-    """Yields the HMAC-SHA256 of `beginning` with each text; twice as fast as a call of hmac for each text."""
+def sign_texts(key: bytes, beginning: bytes, texts: Iterable[bytes]) -> list[bytes]:
+    """Returns the HMAC-SHA256 of `beginning` with each text; twice as fast as a call of hmac for each text."""
     block = (hashlib.sha256(key).digest() if len(key) > 64 else key).ljust(64, b"\0")
     inner = hashlib.sha256(bytes(byte ^ 0x36 for byte in block) + beginning)
     outer = hashlib.sha256(bytes(byte ^ 0x5C for byte in block))
+    digests = []
     for text in texts:
         within, around = inner.copy(), outer.copy()
         within.update(text)
         around.update(within.digest())
-        yield around
+        digests.append(around.digest())
+    return digests
+
+
+def join_urls(
+    before: bytes, names: list[bytes], between: bytes, signatures: pa.StringArray
+) -> pa.StringArray:
+    """Returns the URLs of ASCII names, each with its signature behind `between`."""
+    parts = before.decode(), location_columns.texts(names), between.decode(), signatures
+    return pc.binary_join_element_wise(*parts, "")
 
 
 UNRESERVED = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~"
@@ -482,10 +494,12 @@ MIN_BATCH = 24
 
 def quote_keys(keys: list[bytes], safe: bytes) -> list[bytes]:
     """Percent-encodes every byte of the keys that is neither unreserved nor in `safe`, as `quote` does."""
-    together = b"\n".join(keys)
-    encoded: AbstractSet[int] = set(together.translate(None, UNRESERVED + safe + b"\n"))
-    if not keys or together.count(b"\n") >= len(keys) or len(encoded) > MIN_BATCH:
+    encoded: AbstractSet[int] = set(b"".join(keys).translate(None, UNRESERVED + safe))
+    if not encoded:
+        return keys
+    if ord("\n") in encoded or len(encoded) > MIN_BATCH:
         return [quote_from_bytes(key, safe).encode() for key in keys]
+    together = b"\n".join(keys)
     # "%" first, so that it is not encoded twice.
     for byte in sorted(encoded, key=lambda byte: byte != ord("%")):
         together = together.replace(bytes([byte]), b"%%%02X" % byte)
@@ -512,15 +526,15 @@ class LocalSigner:
         # A separate key for this purpose: no other signature is valid for a URL.
         self._key = hmac.digest(key, PURPOSE, hashlib.sha256)
 
-    def sign_all(self, names: list[bytes], ticket: str, expires_at_ms: int) -> list[bytes]:
+    def sign_all(self, names: list[bytes], ticket: str, expires_at_ms: int) -> pa.StringArray:
         """Returns a URL for each name (UTF-8), in order."""
-        ends = f"?expires={expires_at_ms}&{SIGNATURE}=".encode()
-        root = f"{self.base_url}/{ticket}/".encode()
         signatures = sign_texts(self._key, self._claimed(ticket, expires_at_ms), names)
-        return [
-            root + url_path + ends + signature.hexdigest().encode()
-            for url_path, signature in zip(quote_keys(names, SAFE), signatures, strict=True)
-        ]
+        return join_urls(
+            f"{self.base_url}/{ticket}/".encode(),
+            quote_keys(names, SAFE),
+            f"?expires={expires_at_ms}&{SIGNATURE}=".encode(),
+            location_columns.hex_texts(signatures),
+        )
 
     def verify(self, claim: Claim, signature: str) -> None:
         """Refuses a claim with a wrong signature, or that has expired."""
@@ -550,26 +564,29 @@ class LocalFolders:
         self._signer, self._issue, self.expires_at_ms = signer, issue, expires_at_ms
         self._tickets = {_prefix(folder): issue(folder) for folder in folders}
 
-    def sign(self, keys: list[bytes]) -> list[bytes]:
+    def sign(self, keys: list[bytes]) -> pa.StringArray:
         """Returns a URL for each absolute path, in order."""
-        urls: dict[int, bytes] = {}
-        left: Sequence[int] = range(len(keys))
-        for prefix, ticket in self._tickets.items():
-            inside = [number for number in left if keys[number].startswith(prefix)]
-            names = [keys[number][len(prefix) :] for number in inside]
-            signed = self._signer.sign_all(names, ticket, self.expires_at_ms)
-            if len(signed) == len(keys):
-                return signed
-            urls.update(zip(inside, signed, strict=True))
-            left = [number for number in left if number not in urls]
-        for number in left:
-            # Versions of a table may be in other folders than its newest one.
-            folder = posixpath.dirname(os.fsdecode(keys[number]))
-            prefix, name = _prefix(folder), os.fsencode(posixpath.basename(os.fsdecode(keys[number])))
-            ticket = self._tickets.get(prefix) or self._issue(folder)
-            self._tickets[prefix] = ticket
-            [urls[number]] = self._signer.sign_all([name], ticket, self.expires_at_ms)
-        return [urls[number] for number in range(len(keys))]
+        least, greatest = (min(keys), max(keys)) if keys else (b"", b"")
+        for prefix in self._tickets:
+            # What is between two texts that begin alike begins like them.
+            if least.startswith(prefix) and greatest.startswith(prefix):
+                return self._sign_inside(prefix, keys)
+        numbers: dict[bytes, list[int]] = {}
+        for number, key in enumerate(keys):
+            prefix = next(filter(key.startswith, self._tickets), b"")
+            if not prefix:
+                # Versions of a table may be in other folders than its newest one.
+                folder = posixpath.dirname(os.fsdecode(key))
+                prefix = _prefix(folder)
+                self._tickets[prefix] = self._issue(folder)
+            numbers.setdefault(prefix, []).append(number)
+        return location_columns.join_groups(
+            numbers, lambda prefix, own: self._sign_inside(prefix, [keys[number] for number in own])
+        )
+
+    def _sign_inside(self, prefix: bytes, keys: list[bytes]) -> pa.StringArray:
+        names = [key[len(prefix) :] for key in keys]
+        return self._signer.sign_all(names, self._tickets[prefix], self.expires_at_ms)
 
 
 def _prefix(folder: str) -> bytes:

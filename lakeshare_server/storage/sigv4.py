@@ -12,7 +12,10 @@ from hashlib import sha256
 from typing import NamedTuple
 from urllib.parse import quote, urlsplit
 
-from lakeshare_server.storage.remote import host_header, quote_keys, remaining_life, sign_texts
+import pyarrow as pa
+
+from lakeshare_server.storage.location_columns import hex_texts
+from lakeshare_server.storage.remote import host_header, join_urls, quote_keys, remaining_life, sign_texts
 
 SignHashes = Callable[[Iterator[bytes]], list[bytes]]
 ALGORITHM = "AWS4-HMAC-SHA256"
@@ -181,16 +184,13 @@ class UrlSigner:
         key, before = scope.derive_key(keys.secret_key), scope.before_hash.encode()
 
         def sign(hashes: Iterator[bytes]) -> list[bytes]:
-            return [made.hexdigest().encode() for made in sign_texts(key, before, hashes)]
+            return sign_texts(key, before, hashes)
 
         return cls.of_query(bucket.url, query, "X-Amz-Signature", (now_s + life_s) * 1000, sign)
 
-    def sign(self, keys: list[bytes]) -> list[bytes]:
+    def sign(self, keys: list[bytes]) -> pa.StringArray:
         """A URL for each key, in order."""
-        url, query = self._url, self._query
         before, after = self._canonical
         names = quote_keys(keys, safe=b"/")
         hashes = (sha256(before + name + after).hexdigest().encode() for name in names)
-        return [
-            url + name + query + signature for name, signature in zip(names, self._sign(hashes), strict=True)
-        ]
+        return join_urls(self._url, names, self._query, hex_texts(self._sign(hashes)))

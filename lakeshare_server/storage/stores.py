@@ -407,7 +407,7 @@ class SigningSession:
         self._stores = stores
         self.expires_at_ms = min(signer.expires_at_ms for signer in signers.values())
 
-    def sign(self, paths: pa.StringArray) -> list[bytes]:
+    def sign(self, paths: pa.StringArray) -> pa.StringArray:
         """Returns a URL for each location, in order."""
         if len(self._signers) == 1:
             root, signer = next(iter(self._signers.items()))
@@ -416,8 +416,7 @@ class SigningSession:
                 return signer.sign([name[start:] for name in names] if root else names)
         return self._sign_scattered(paths)
 
-    def _sign_scattered(self, paths: pa.StringArray) -> list[bytes]:
-        urls = [b""] * len(paths)
+    def _sign_scattered(self, paths: pa.StringArray) -> pa.StringArray:
         places = [self._stores.place(path) for path in paths.to_pylist()]
         numbers_by_root: dict[str, list[int]] = {}
         for number, place in enumerate(places):
@@ -427,10 +426,10 @@ class SigningSession:
                 location = places[numbers[0]].location
                 reason = f"{location} lies in a store that this table is not known to use."
                 raise Unserveable(reason, "Provider: follow the table anew.", places=[location])
-            keys = [places[number].key.encode() for number in numbers]
-            for number, url in zip(numbers, self._signers[root].sign(keys), strict=True):
-                urls[number] = url
-        return urls
+        return location_columns.join_groups(
+            numbers_by_root,
+            lambda root, numbers: self._signers[root].sign([places[n].key.encode() for n in numbers]),
+        )
 
 
 class Signers:

@@ -30,7 +30,15 @@ from lakeshare_server.settings import make_private
 from lakeshare_server.storage import Stores
 from lakeshare_server.storage.location_columns import find_outside_files, find_roots
 from lakeshare_server.tables.delta.files import mapping_mode
-from lakeshare_server.tables.lines import LINE_COLUMNS, column_of, pieces_of, render_lines, take_rows, total
+from lakeshare_server.tables.lines import (
+    LINE_COLUMNS,
+    column_of,
+    drop_empty,
+    pieces_of,
+    render_lines,
+    take_rows,
+    total,
+)
 from lakeshare_server.tables.snapshot import (
     Field,
     TableHead,
@@ -553,6 +561,7 @@ class SnapshotIndex(FileIndex):
         if "stats" in files.column_names:
             # The lines have the log's texts.
             files = files.drop_columns([name for name in STRUCTS if name not in columns])
+        files = drop_empty(files, columns)
         order, pieces = self._order, pieces_of(files)
         # Rows of one chunk are in all pieces: with few rows from each, the calls would take longer than the work.
         chunk_rows = CHUNK_ROWS if len(pieces) == 1 else LARGE_CHUNK_ROWS

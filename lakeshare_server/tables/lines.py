@@ -15,7 +15,14 @@ from typing import TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakeshare_server.storage.location_columns import byte_strings, is_plain, texts_of_width
+from lakeshare_server.storage.location_columns import byte_strings, hex_texts, is_plain
+
+sha256 = partial(hashlib.sha256, usedforsecurity=False)
+try:
+    # CPython's own takes half of OpenSSL's time for a short text.
+    from _md5 import md5  # type: ignore[import-not-found]
+except ImportError:
+    md5 = partial(hashlib.md5, usedforsecurity=False)
 
 DAYS = (-719_162, 2_932_896)
 MILLISECOND_CHARACTERS = len("2013-01-01T00:00:00.000")
@@ -182,6 +189,19 @@ def total(values: pa.Array) -> int:
     return int(pc.sum(values, min_count=0).as_py())
 
 
+# What files of few tables have: lines are rendered without the column, too.
+OPTIONAL = (
+    *("base_row_id", "default_row_commit_version", "tags", "clustering_provider", "dv_inline", "dv_path"),
+    *("dv_id", "dv_storage", "dv_offset"),
+)
+
+
+def drop_empty(files: pa.Table, kept: Sequence[str]) -> pa.Table:
+    """The files without optional columns that are null in all of them, except those in `kept`."""
+    optional = [name for name in OPTIONAL if name in files.column_names and name not in kept]
+    return files.drop_columns([name for name in optional if files.column(name).null_count == files.num_rows])
+
+
 LINE_COLUMNS = ("parquet_id", "delta_id", "common", "delta_rest", "dv_path", "dv_file_id", "dv_rest")
 
 
@@ -194,8 +214,8 @@ def render_lines(
     """
     names, vectors = column_of(files, "name"), _vectors(files)
     renderers: tuple[Callable[[], pa.Array], ...] = (
-        lambda: file_ids(names, hashlib.md5),
-        lambda: file_ids(names, hashlib.sha256),
+        lambda: file_ids(names, md5),
+        lambda: file_ids(names, sha256),
         lambda: _common(files, partition_columns),
         lambda: _delta_rest(files),
         *(partial(vectors.__getitem__, number) for number in range(3)),
@@ -203,11 +223,9 @@ def render_lines(
     return [render() for name, render in zip(LINE_COLUMNS, renderers, strict=True) if name in columns]
 
 
-def file_ids(names: pa.Array, digest: Callable[..., "hashlib._Hash"]) -> pa.Array:
+def file_ids(names: pa.Array, digest: Callable[[bytes], "hashlib._Hash"]) -> pa.Array:
     """Returns the ids of the reference server: MD5 (parquet) or SHA-256 (delta) of the path as spelt in the log."""
-    digests = [digest(name, usedforsecurity=False).digest() for name in byte_strings(names)]
-    width = digest(usedforsecurity=False).digest_size * 2
-    return texts_of_width(b"".join(digests).hex().encode(), width)
+    return hex_texts([digest(name).digest() for name in byte_strings(names)])
 
 
 def _common(files: pa.Table, partition_columns: tuple[str, ...]) -> pa.Array:
@@ -327,9 +345,9 @@ def _vectors(files: pa.Table) -> list[pa.Array]:
 
 
 def _vector_size(files: pa.Table) -> list[Part]:
-    offset = pc.cast(column_of(files, "dv_offset"), pa.string())
+    offset = column_of(files, "dv_offset") if "dv_offset" in files.column_names else pa.nulls(files.num_rows)
     return [
-        pc.fill_null(join_parts([',"offset":', offset]), ""),
+        pc.fill_null(join_parts([',"offset":', pc.cast(offset, pa.string())]), ""),
         ',"sizeInBytes":',
         pc.cast(column_of(files, "dv_size"), pa.string()),
         ',"cardinality":',

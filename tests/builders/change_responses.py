@@ -56,8 +56,8 @@ def told(
     heads = HeadLines(response_format=response_format, protocol=head.protocol, version=0)
     lines = ChangeLines(response_format=response_format, ids=response_format, expires_at_ms=99)
 
-    def sign(paths: pa.StringArray) -> list[bytes]:
-        return [url(path).encode() for path in paths.to_pylist()]
+    def sign(paths: pa.StringArray) -> pa.StringArray:
+        return pa.array(map(url, paths.to_pylist()), pa.string())
 
     body = b"".join(wanted.render(lines, heads, sign, progress or Progress()))
     return [json.loads(line) for line in body.splitlines()]

@@ -130,7 +130,7 @@ def hold_second_batch(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     sign = SigningSession.sign
     signed: list[int] = []
 
-    def sign_slowly(self: SigningSession, *arguments: Any) -> list[bytes]:
+    def sign_slowly(self: SigningSession, *arguments: Any) -> Any:
         signed.append(1)
         assert len(signed) == 1 or go_on.wait(30)
         return sign(self, *arguments)

@@ -61,8 +61,8 @@ def signed(provider: Provider, server: Running, path: Path, life_s: float = 60) 
     ticket = FileTickets(key, catalog, views).issue(access.reader, access.credential_id, view, str(folder))
     name = os.fsencode(path).removeprefix(os.fsencode(folder) + b"/")
     signer = LocalSigner(key, server.url + "/files")
-    [url] = signer.sign_all([name], ticket, int((time.time() + life_s) * 1000))
-    return url.decode()
+    [url] = signer.sign_all([name], ticket, int((time.time() + life_s) * 1000)).to_pylist()
+    return url
 
 
 def test_get_gives_the_whole_file(url: str) -> None:

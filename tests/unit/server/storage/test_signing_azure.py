@@ -47,7 +47,8 @@ def test_urls_are_those_of_azure(endpoint: str, by: str) -> None:
         NOW_S,
         3600,
     )
-    for name, url in zip(AWKWARD_KEYS, ours.sign([key.encode() for key in AWKWARD_KEYS]), strict=True):
+    signed = ours.sign([key.encode() for key in AWKWARD_KEYS]).to_pylist()
+    for name, url in zip(AWKWARD_KEYS, signed, strict=True):
         signature = generate_blob_sas(
             "acct",
             "lake",
@@ -59,7 +60,7 @@ def test_urls_are_those_of_azure(endpoint: str, by: str) -> None:
             protocol="https" if endpoint.startswith("https:") else None,
         )
         theirs = BlobClient(endpoint, "lake", name, credential=signature).url
-        assert url.decode() == theirs, name
+        assert url == theirs, name
     assert ours.expires_at_ms == (NOW_S + 3600) * 1000
     assert "sp=r&" in theirs, "by which the Python client knows a URL"
 
@@ -70,11 +71,8 @@ def urls(**settings: str) -> AzureAccess:
 
 def test_a_key_of_one_account_signs_nothing_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
     made = urls(azure_account="acct", azure_account_key=ACCOUNT_KEY)
-    assert (
-        made.signer(PLACE, 60, NOW_S)
-        .sign([b"x"])[0]
-        .startswith(b"https://acct.blob.core.windows.net/lake/x?")
-    )
+    [url] = made.signer(PLACE, 60, NOW_S).sign([b"x"]).to_pylist()
+    assert url.startswith("https://acct.blob.core.windows.net/lake/x?")
     monkeypatch.setattr(AzureAccess, "_request_key", lambda *_: pytest.fail("asks Azure, as it should"))
     with pytest.raises(pytest.fail.Exception, match="as it should"):
         made.signer(parse_location("abfss://lake@other.dfs.core.windows.net/t"), 60, NOW_S)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from lakeshare_server.protocol.lines import ResponseFormat, SnapshotLines
 from lakeshare_server.tables import read_delta
-from lakeshare_server.tables.lines import LINE_COLUMNS, file_ids, render_lines
+from lakeshare_server.tables.lines import LINE_COLUMNS, file_ids, md5, render_lines
 from tests.builders.lake_tables import a_delta_table, some_rows
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -65,7 +65,7 @@ def lines_of(
     paths = pa.array([str(place) for place in range(files.num_rows)], pa.string())
     batch = pa.RecordBatch.from_arrays([paths, *columns], ["path", *LINE_COLUMNS])
     words = SnapshotLines(response_format=response_format, ids=response_format, expires_at_ms=5)
-    text = bytes(words.of(batch, lambda signed: [path.encode() for path in signed.to_pylist()]))
+    text = bytes(words.of(batch, lambda paths: paths))
     return [json.loads(line)["file"] for line in text.splitlines()]
 
 
@@ -157,7 +157,7 @@ def test_ids_are_those_of_the_reference_server() -> None:
             "cd2209b32f5ed5305922dd50f5908a75"
         ),
     }
-    assert file_ids(pa.array(list(vectors)), hashlib.md5).to_pylist() == list(vectors.values())
+    assert file_ids(pa.array(list(vectors)), md5).to_pylist() == list(vectors.values())
 
 
 def logged_adds(location: Path) -> dict[str, Any]:

@@ -319,11 +319,7 @@ WORDS = SnapshotLines(response_format="parquet", ids="parquet", expires_at_ms=0)
 
 def told(answer: SnapshotResponse, progress: Progress | None = None) -> list[int]:
     """The numbers of the files in an answer."""
-    sent = b"".join(
-        answer.render(
-            WORDS, lambda paths: [path.encode() for path in paths.to_pylist()], progress or Progress()
-        )
-    )
+    sent = b"".join(answer.render(WORDS, lambda paths: paths, progress or Progress()))
     return [json.loads(line)["file"]["size"] for line in sent.splitlines()]
 
 
