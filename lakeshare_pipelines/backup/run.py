@@ -193,12 +193,19 @@ def ensure_verification(backup_run: BackupRun) -> model.Verification:
 
 
 def finish_point(backup_run: BackupRun, now: dt.datetime) -> model.Point:
-    """Write the day's point; a day that failed gets none and can be made again."""
+    """Write the day's point; a day that failed gets none and can be made again.
+
+    Raises BackupError if no table was proved, or another run has claimed the day: the two would write over each other.
+    """
     from lakeshare_pipelines.backup.catalog_dump import dump_catalog
     from lakeshare_pipelines.backup.retention import apply_retention
 
     backup, points, day = backup_run.backup, backup_run.points, backup_run.day
     proof = _load_step(backup_run, "verified", model.Verification)
+    owner = points.read_owner(day)
+    if owner != backup_run.owner:
+        reason = f"its claim was taken over by {owner}" if owner else "its claim was released"
+        raise BackupError(backup_run.title, reason, "The next run of the day finds the copies of this one.")
     if proof.status == "failed":
         reasons = [*proof.reasons, *(reason for table in proof.tables for reason in table.reasons)][:5]
         reason = f"nothing of it could be proved: {' '.join(reasons) or 'no table opens'}"

@@ -1,11 +1,14 @@
 """The commands `lakeshare backup …` as a person types them, on a backup of a folder with one Delta table."""
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
+from lakeshare_pipelines.backup import run
+from lakeshare_pipelines.backup.model import Verification
 from lakeshare_pipelines.backup.points import Points, wait_for_point_name
 from lakeshare_pipelines.cli.backup import load_backup
 from lakeshare_pipelines.cli.main import main
@@ -148,6 +151,48 @@ def test_a_claimed_day_is_made_after_it_was_released(
     code, out, _ = ran(monkeypatch, capsys, "release", "lake", day)
     assert (code, out) == (0, f"lake {day} can be made by another run\n")
     assert ran(monkeypatch, capsys, "run", "--day", day)[0] == 0
+
+
+def test_a_day_that_another_host_makes_by_hand_is_not_made_twice(
+    lake: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    day = wait_for_point_name()
+    with monkeypatch.context() as there:
+        there.setenv("LAKESHARE_STATE_DIR", str(lake / "elsewhere"))
+        there.setattr("socket.gethostname", lambda: "two")
+        # The other host is interrupted while it plans.
+        there.setattr(run, "ensure_plan", Mock(side_effect=KeyboardInterrupt))
+        assert ran(there, capsys, "run", "--day", day)[0] == 130
+    code, _, err = ran(monkeypatch, capsys, "run", "--day", day)
+    assert (
+        code,
+        f"a run by hand on two, with the state folder {lake / 'elsewhere'}, is making it" in err,
+    ) == (1, True)
+    with monkeypatch.context() as there:
+        there.setenv("LAKESHARE_STATE_DIR", str(lake / "elsewhere"))
+        there.setattr("socket.gethostname", lambda: "two")
+        assert ran(there, capsys, "run", "--day", day)[0] == 0
+
+
+def test_a_run_whose_claim_was_taken_over_finishes_no_point(
+    lake: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    day, verify = wait_for_point_name(), run.ensure_verification
+
+    def taken_over(backup_run: run.BackupRun) -> Verification:
+        proof = verify(backup_run)
+        backup_run.points.release(day)
+        backup_run.points.claim(day, "run 5d1c")
+        return proof
+
+    monkeypatch.setattr(run, "ensure_verification", taken_over)
+    code, _, err = ran(monkeypatch, capsys, "run", "--day", day)
+    assert (code, "its claim was taken over by run 5d1c" in err) == (1, True)
+    points = Points(load_backup(None)[1])
+    assert not points.days()
+    assert [
+        listed.key for listed in points.store.list(points.folder(day)) if "/engine/" not in listed.key
+    ] == [f"{points.folder(day)}claim.json"]
 
 
 def test_a_sweep_and_orphans_are_told(
