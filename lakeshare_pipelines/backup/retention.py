@@ -358,17 +358,17 @@ def block_claims(points: Points) -> Iterator[Callable[[], None]]:
             reason = "its sweep was held up for so long that a new point may be in the making"
             raise BackupError(title, reason, "Sweep again, which continues it.")
 
-    def renew() -> bool:
+    def renew(*, if_absent: bool = False) -> bool:
         nonlocal until
-        renewed = dt.datetime.now(dt.UTC) + SWEEP
-        points.store.put(points.sweep_key, json.dumps({"until": renewed.isoformat()}).encode())
-        until = renewed
-        return True
+        until = dt.datetime.now(dt.UTC) + SWEEP
+        mark = json.dumps({"until": until.isoformat()}).encode()
+        return points.store.put(points.sweep_key, mark, if_absent=if_absent)
 
-    if is_blocked():
+    if until is not None and not is_blocked():
+        points.store.delete(points.sweep_key)  # Of a sweep that was interrupted
+    if is_blocked() or not renew(if_absent=True):
         fix = f"Wait for it, or sweep again after {until:%H:%M} UTC if it was interrupted."
         raise BackupError(title, "another sweep is running", fix)
-    renew()
     try:
         with heartbeat("sweep", SWEEP.total_seconds() / 4, renew):
             yield require_blocked

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from lakeshare_pipelines.backup import retention
+from lakeshare_pipelines.backup.points import Points
 from lakeshare_pipelines.backup.retention import SweepResult, hold_point, list_readers, sweep_points
 from lakeshare_pipelines.backup.stores import FolderStore, open_store
 from lakeshare_pipelines.errors import BackupError
@@ -117,6 +118,21 @@ def test_no_day_is_claimed_while_a_sweep_plans_for_longer_than_its_mark_lasts(
         assert first is not None
         wait_until(lambda: (points.swept_until() or first) > first + dt.timedelta(seconds=0.2))
     assert points.swept_until() is None
+
+
+def test_of_two_sweeps_that_begin_at_once_one_is_refused(
+    planner: Planner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    points = planner.points
+    with retention.block_claims(points):
+        with monkeypatch.context() as patch:
+            # Read before the other sweep wrote its mark.
+            patch.setattr(Points, "swept_until", lambda _: None)
+            with pytest.raises(BackupError, match="another sweep is running"):
+                swept(planner)
+        assert points.swept_until() is not None
+        with pytest.raises(BackupError, match="a sweep of old copies is running"):
+            points.claim(FIVE, "run 5")
 
 
 def test_a_lease_that_ended_holds_nothing(planner: Planner) -> None:
