@@ -152,10 +152,10 @@ class LinesResponse(Response):
             self._pieces = _compress(self._pieces, encoder)
         watch = loop.create_task(self._watch(receive))
         piece: Piece | None = first
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        # The next piece is made while this one is sent.
+        # The next piece is made while one is sent.
         following = loop.run_in_executor(executor, self._next)
         try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             while not self._is_disconnected:
                 if piece:
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
