@@ -360,9 +360,11 @@ def block_claims(points: Points) -> Iterator[Callable[[], None]]:
 
     def renew(*, if_absent: bool = False) -> bool:
         nonlocal until
-        until = dt.datetime.now(dt.UTC) + SWEEP
-        mark = json.dumps({"until": until.isoformat()}).encode()
-        return points.store.put(points.sweep_key, mark, if_absent=if_absent)
+        renewed = dt.datetime.now(dt.UTC) + SWEEP
+        mark = json.dumps({"until": renewed.isoformat()}).encode()
+        is_written = points.store.put(points.sweep_key, mark, if_absent=if_absent)
+        until = renewed
+        return is_written
 
     if until is not None and not is_blocked():
         points.store.delete(points.sweep_key)  # Of a sweep that was interrupted

@@ -75,11 +75,6 @@ def print_message(sentence: str) -> None:
     typer.echo(f"  {sentence}", err=True)
 
 
-def _name_run(settings: "LakeSettings") -> str:
-    """The owner of a claim: an interrupted run is continued where its steps are, and nowhere else meanwhile."""
-    return f"a run by hand on {socket.gethostname()}, with the state folder {settings.state_dir},"
-
-
 def _find_points(name: str | None) -> "Points":
     from lakeshare_pipelines.backup.points import Points
 
@@ -107,8 +102,10 @@ def run(name: Name = None, day: DayToMake = None) -> None:
     day = day or wait_for_point_name()
     now = dt.datetime.now(dt.UTC)
     typer.echo(f"{backup.name} {day}: {backup.source} to {backup.target_of(day)}")
+    # An interrupted run is continued where its steps are, and nowhere else meanwhile.
+    owner = f"a run by hand on {socket.gethostname()}, with the state folder {settings.state_dir},"
     with open_lake(settings) as lake:
-        backup_run = BackupRun(settings, backup, day, _name_run(settings), lambda: lake.spark)
+        backup_run = BackupRun(settings, backup, day, owner, lambda: lake.spark)
         point = make_point(backup_run, now, lambda line: typer.echo(f"  {line}"), show_progress())
     _show_point(point)
     raise typer.Exit(0 if point.status.startswith("verified") else 1)
@@ -150,7 +147,7 @@ def release(name: RequiredName, day: Day) -> None:
 
     settings, backup = load_backup(name)
     with open_lake(settings) as lake:
-        abandon_point(BackupRun(settings, backup, day, _name_run(settings), lambda: lake.spark))
+        abandon_point(BackupRun(settings, backup, day, "", lambda: lake.spark))
     typer.echo(f"{backup.name} {day} can be made by another run")
 
 

@@ -79,8 +79,8 @@ class AzureSigner:
     """Signs blobs of one container; all URLs expire at the same time."""
 
     expires_at_ms: int
-    _url: bytes
-    _query: bytes
+    _url: str
+    _query: str
     _to_sign: tuple[bytes, bytes] = field(repr=False)
     _key: bytes = field(repr=False)
 
@@ -336,8 +336,8 @@ def azure_signer(
     shown = "&".join(f"{name}={quote(value)}" for name, value in query.items() if value)
     return AzureSigner(
         expires_at_ms=(now_s + life_s) * 1000,
-        _url=f"{endpoint}/{place.bucket}/".encode(),
-        _query=f"?{shown}&sig=".encode(),
+        _url=f"{endpoint}/{place.bucket}/",
+        _query=f"?{shown}&sig=",
         _to_sign=(f"r\n\n{ends}\n/blob/{account}/{place.bucket}/".encode(), "\n".join(after).encode()),
         _key=b64decode(delegated.value if delegated else key),
     )

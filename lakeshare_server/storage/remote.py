@@ -479,12 +479,9 @@ def sign_texts(key: bytes, beginning: bytes, texts: Iterable[bytes]) -> list[byt
     return digests
 
 
-def join_urls(
-    before: bytes, names: list[bytes], between: bytes, signatures: pa.StringArray
-) -> pa.StringArray:
+def join_urls(before: str, names: list[bytes], between: str, signatures: pa.StringArray) -> pa.StringArray:
     """Returns the URLs of ASCII names, each with its signature behind `between`."""
-    parts = before.decode(), location_columns.texts(names), between.decode(), signatures
-    return pc.binary_join_element_wise(*parts, "")
+    return pc.binary_join_element_wise(before, location_columns.texts(names), between, signatures, "")
 
 
 UNRESERVED = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~"
@@ -530,9 +527,9 @@ class LocalSigner:
         """Returns a URL for each name (UTF-8), in order."""
         signatures = sign_texts(self._key, self._claimed(ticket, expires_at_ms), names)
         return join_urls(
-            f"{self.base_url}/{ticket}/".encode(),
+            f"{self.base_url}/{ticket}/",
             quote_keys(names, SAFE),
-            f"?expires={expires_at_ms}&{SIGNATURE}=".encode(),
+            f"?expires={expires_at_ms}&{SIGNATURE}=",
             location_columns.hex_texts(signatures),
         )
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from hashlib import sha256
 from typing import NamedTuple
 from urllib.parse import quote, urlsplit
@@ -149,8 +150,8 @@ class UrlSigner:
     """Signs URLs below one root in the query, as AWS and Google do; all expire at the same time."""
 
     expires_at_ms: int
-    _url: bytes
-    _query: bytes = field(repr=False)
+    _url: str
+    _query: str = field(repr=False)
     _canonical: tuple[bytes, bytes] = field(repr=False)
     _sign: SignHashes = field(repr=False)
 
@@ -162,7 +163,7 @@ class UrlSigner:
         sent = "&".join(f"{name}={quote(value, safe='')}" for name, value in query.items())
         after = f"\n{quote_query(query)}\nhost:{host_header(url)}\n\nhost\nUNSIGNED-PAYLOAD"
         canonical = f"GET\n{urlsplit(url).path}/".encode(), after.encode()
-        return cls(expires_at_ms, f"{url}/".encode(), f"?{sent}&{signature}=".encode(), canonical, sign)
+        return cls(expires_at_ms, f"{url}/", f"?{sent}&{signature}=", canonical, sign)
 
     @classmethod
     def of(
@@ -182,10 +183,7 @@ class UrlSigner:
         if keys.token:
             query["X-Amz-Security-Token"] = keys.token
         key, before = scope.derive_key(keys.secret_key), scope.before_hash.encode()
-
-        def sign(hashes: Iterator[bytes]) -> list[bytes]:
-            return sign_texts(key, before, hashes)
-
+        sign = partial(sign_texts, key, before)
         return cls.of_query(bucket.url, query, "X-Amz-Signature", (now_s + life_s) * 1000, sign)
 
     def sign(self, keys: list[bytes]) -> pa.StringArray:

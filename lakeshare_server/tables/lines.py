@@ -191,8 +191,8 @@ def total(values: pa.Array) -> int:
 
 # What files of few tables have: lines are rendered without the column, too.
 OPTIONAL = (
-    *("base_row_id", "default_row_commit_version", "tags", "clustering_provider", "dv_inline", "dv_path"),
-    *("dv_id", "dv_storage", "dv_offset"),
+    *("base_row_id", "default_row_commit_version", "tags", "clustering_provider"),
+    *("dv_inline", "dv_path", "dv_id", "dv_storage"),
 )
 
 
@@ -345,9 +345,9 @@ def _vectors(files: pa.Table) -> list[pa.Array]:
 
 
 def _vector_size(files: pa.Table) -> list[Part]:
-    offset = column_of(files, "dv_offset") if "dv_offset" in files.column_names else pa.nulls(files.num_rows)
+    offset = pc.cast(column_of(files, "dv_offset"), pa.string())
     return [
-        pc.fill_null(join_parts([',"offset":', pc.cast(offset, pa.string())]), ""),
+        pc.fill_null(join_parts([',"offset":', offset]), ""),
         ',"sizeInBytes":',
         pc.cast(column_of(files, "dv_size"), pa.string()),
         ',"cardinality":',

@@ -1,6 +1,7 @@
 """A sweep removes what retention keeps no longer, and never what a point that stays, a reader or a maker needs."""
 
 import datetime as dt
+import threading
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,26 @@ def test_of_two_sweeps_that_begin_at_once_one_is_refused(
         assert points.swept_until() is not None
         with pytest.raises(BackupError, match="a sweep of old copies is running"):
             points.claim(FIVE, "run 5")
+
+
+def test_a_sweep_whose_mark_cannot_be_renewed_removes_nothing_after_its_end(
+    planner: Planner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "SWEEP", dt.timedelta(seconds=0.5))
+    points, failed = planner.points, threading.Event()
+
+    def down(*_: object, **__: object) -> bool:
+        failed.set()
+        raise BackupError("the target", "it does not respond", "Try again.")
+
+    with retention.block_claims(points) as require_blocked, monkeypatch.context() as patch:
+        patch.setattr(type(points.store), "put", down)
+        require_blocked()
+        until = points.swept_until()
+        assert until is not None
+        wait_until(lambda: failed.is_set() and dt.datetime.now(dt.UTC) > until)
+        with pytest.raises(BackupError, match="a new point may be in the making"):
+            require_blocked()
 
 
 def test_a_lease_that_ended_holds_nothing(planner: Planner) -> None:

@@ -55,6 +55,27 @@ def test_empty_pieces_are_not_sent() -> None:
     assert sent_of(iter([b"", b"one", b"", b"", b"two", b""]), Event()) == [b"first", b"one", b"two", b""]
 
 
+def test_the_next_piece_is_made_while_one_is_sent() -> None:
+    is_made, sent = Event(), list[bytes]()
+
+    def pieces() -> Iterator[bytes]:
+        yield b"one"
+        is_made.set()
+        yield b"two"
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.sleep(60)
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        if message.get("body") == b"one":
+            assert await asyncio.to_thread(is_made.wait, 30)
+        sent.append(bytes(message.get("body", b"start")))
+
+    asyncio.run(LinesResponse(b"first", pieces(), {})({"type": "http"}, receive, send))
+    assert sent == [b"start", b"first", b"one", b"two", b""]
+
+
 def test_a_look_for_a_client_that_has_left_ends() -> None:
     left = Event()
 
