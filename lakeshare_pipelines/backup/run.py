@@ -118,7 +118,8 @@ def _make_point(
     done = ensure_copies(backup_run, report_progress)
     report_message(f"copied {done.succeeded:,} objects in {done.seconds:.1f} s, {done.failed:,} failed")
     proof = ensure_verification(backup_run)
-    report_message(f"{proof.status}: {len(proof.tables)} tables verified")
+    whole = sum(table.status == "verified" for table in proof.tables)
+    report_message(f"{proof.status}: {whole} of {len(proof.tables)} tables verified")
     return finish_point(backup_run, now)
 
 

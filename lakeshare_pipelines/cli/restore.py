@@ -62,11 +62,11 @@ class RestoreOptions:
 
         return get_point(self.points, self.day, print_message)
 
-    def location_of(self, name: str) -> "StoreAddress | None":
-        """Returns the location below --to of one of several tables."""
+    def locate(self, folder: str) -> "StoreAddress | None":
+        """Returns the location of a folder below --to."""
         if self.to is None:
             return None
-        return self.to.model_copy(update={"url": f"{self.to.url.rstrip('/')}/{name.replace('.', '/')}"})
+        return self.to.model_copy(update={"url": f"{self.to.url.rstrip('/')}/{folder}".rstrip("/")})
 
     @cached_property
     def restores(self) -> "PointRestore":
@@ -83,13 +83,11 @@ class RestoreOptions:
     def show_plan(self, table: str, version: int | None, to: "StoreAddress | None") -> None:
         _show_plan(self.restores.plan(self.catalog, table, to, version))
 
-    def restore(self, table: str, version: int | None, to: "StoreAddress | None") -> "RestoreRecord":
+    def restore(self, table: str, version: int | None, to: "StoreAddress | None") -> None:
         if to is None:
-            record = self.restores.in_place(self.catalog, table, version)
+            _show_record(self.restores.in_place(self.catalog, table, version))
         else:
-            record = self.restores.elsewhere(table, to, version)
-        _show_record(record)
-        return record
+            _show_record(self.restores.elsewhere(table, to, version))
 
 
 @restore_app.command("table")
@@ -135,7 +133,8 @@ def restore_set(
 
     options = _parse_options(backup, day, to, to_endpoint, to_region, to_profile)
     _require_one_location(in_place, to)
-    _restore_each(options, list_tables_of_set(options.settings, name), plan=plan)
+    names = list_tables_of_set(options.settings, name)
+    _restore_each(options, {name: name.replace(".", "/") for name in names}, plan=plan)
 
 
 @restore_app.command("all")
@@ -150,15 +149,13 @@ def restore_all(
     plan: OnlyPlan = False,
 ) -> None:
     """Restore everything in a point: every table, and the objects of no table."""
-    from lakeshare_pipelines.backup.restore.tables import PointRestore
-
     options = _parse_options(backup, day, to, to_endpoint, to_region, to_profile)
     _require_one_location(in_place, to)
     if not plan:
-        restore = PointRestore(options.settings, options.backup, options.point, print_message)
-        others = restore.other_files(options.to)
-        typer.echo(f"{others:,} objects of no table")
-    _restore_each(options, [proof.table.root for proof in options.point.verification.tables], plan=plan)
+        typer.echo(f"{options.restores.other_files(options.to):,} objects of no table")
+    prefix, tables = options.backup.source.prefix, options.point.verification.tables
+    folders = {proof.table.root: f"{proof.table.root}/".removeprefix(prefix) for proof in tables}
+    _restore_each(options, folders, plan=plan)
 
 
 @restore_app.command("partition")
@@ -184,21 +181,18 @@ def partition(
         _show_record(options.restores.partition(options.catalog, name, partition_values, version))
 
 
-def _restore_each(options: RestoreOptions, names: list[str], *, plan: bool) -> None:
-    """Restores each table; a failed restore does not stop the others."""
-    if plan:
-        for name in names:
-            options.show_plan(name, None, options.location_of(name))
-        return
+def _restore_each(options: RestoreOptions, folders: dict[str, str], *, plan: bool) -> None:
+    """Restores each table to its folder below --to; a failed restore does not stop the others."""
+    work, done = (options.show_plan, "planned") if plan else (options.restore, "restored")
     failures = []
-    for name in names:
+    for name, folder in folders.items():
         try:
-            options.restore(name, None, options.location_of(name))
+            work(name, None, options.locate(folder))
         except LakeshareError as error:
             failures.append(f"{name}: {error}")
     for failure in failures:
-        typer.echo(f"NOT RESTORED: {failure}", err=True)
-    typer.echo(f"{len(names) - len(failures)} of {len(names)} tables restored")
+        typer.echo(f"NOT {done.upper()}: {failure}", err=True)
+    typer.echo(f"{len(folders) - len(failures)} of {len(folders)} tables {done}")
     raise typer.Exit(1 if failures else 0)
 
 
@@ -232,8 +226,8 @@ def _parse_options(
 
 def _require_one_location(in_place: bool, to: str | None, mount: bool = False) -> None:
     if sum((in_place, to is not None, mount)) != 1:
-        reason = "it needs one location"
-        raise BackupError("a restore", reason, "Give --in-place, or --to with an empty location.")
+        fix = "Give --in-place, or --to with an empty location."
+        raise BackupError("a restore", "it needs one location", fix)
 
 
 def _show_plan(plan: "RestorePlan") -> None:

@@ -115,6 +115,11 @@ def _parquet_sidecars(log: WrittenLog) -> None:
     log.commit(4, add("c"))
 
 
+def _classic_sidecars(log: WrittenLog) -> None:
+    log.v2(3, "classic", metadata(), sidecars=[[add("a")], [add("b")]])
+    log.commit(4, add("c"))
+
+
 def _a_sidecar_lost(log: WrittenLog) -> None:
     _sidecars(log)
     sorted((log.folder / "_sidecars").iterdir())[0].unlink()
@@ -157,6 +162,7 @@ CASES = [
     Case("a part of a checkpoint is lost", _half_of_the_parts, []),
     Case("a checkpoint of version 2", _sidecars, [3, 4], files={3: 2, 4: 3}),
     Case("a checkpoint of version 2 in Parquet", _parquet_sidecars, [3, 4], files={3: 2, 4: 3}),
+    Case("a checkpoint of version 2 of classic name", _classic_sidecars, [3, 4], files={3: 2, 4: 3}),
     Case("a sidecar is lost", _a_sidecar_lost, []),
     Case("a commit is cut off", _cut_off, [0, 1], missing=("_delta_log/00000000000000000002.json",)),
     Case("a commit removes a file and adds it", _in_one_commit, [0, 1], files={0: 1, 1: 1}),

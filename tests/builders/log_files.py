@@ -130,9 +130,11 @@ class WrittenLog:
     def v2(
         self, version: int, kind: str, *actions: Action, sidecars: Sequence[Sequence[Action]] = ()
     ) -> Path:
-        """A checkpoint of version 2, `kind` json or parquet, with its files in sidecars or at its top."""
+        """A checkpoint of version 2, `kind` json, parquet or classic, with its files in sidecars or at its top."""
         named = [self.sidecar(f"{uuid.uuid4()}.parquet", *sidecar) for sidecar in sidecars]
         every = ({"checkpointMetadata": {"version": version}}, *actions, *named)
+        if kind == "classic":
+            return self.checkpoint(version, *every)
         name = f"{version:020}.checkpoint.{uuid.uuid4()}.{kind}"
         if kind == "json":
             return self._json(name, every)

@@ -1,5 +1,6 @@
 """Tables of a bucket come back from a point in another bucket: made, verified and restored by the real steps on S3."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyiceberg.table import StaticTable
+from typer.testing import CliRunner
 
 from lakeshare_pipelines.backup.config import Backup, ListingSource
 from lakeshare_pipelines.backup.model import Point
@@ -22,6 +24,8 @@ from lakeshare_pipelines.backup.stores import (
     make_storage_options,
     open_store,
 )
+from lakeshare_pipelines.cli.backup import backup_app
+from lakeshare_pipelines.cli.restore import restore_app
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_server.catalog import Catalog, open_catalog
 from tests.builders.lake_tables import IcebergTable, some_rows
@@ -152,6 +156,22 @@ def test_tables_open_at_another_place(scene: Scene, to: str, tmp_path: Path) -> 
         found = scene.rows(restored.location) if table == DELTA else scene.iceberg_rows(restored.location)
         assert found == expected
         assert restored.location.startswith(place.url)
+
+
+def test_a_backup_of_a_prefix_is_restored_below_to_as_it_was_below_the_prefix(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.client.put_object(Bucket="lake", Key="sales/notes.txt", Body=b"mine")
+    source = scene.address("s3://lake/sales").model_dump(exclude_none=True)
+    declared = {"sales": {"source": source, "target": {"url": str(tmp_path / "copies")}}}
+    (tmp_path / "backups.yaml").write_text(json.dumps({"backups": declared}))
+    monkeypatch.setenv("LAKESHARE_BACKUPS_FILE", str(tmp_path / "backups.yaml"))
+    monkeypatch.setenv("LAKESHARE_STATE_DIR", str(tmp_path / "state"))
+    for app, command in ((backup_app, ["run"]), (restore_app, ["all", "--to", str(tmp_path / "restored")])):
+        done = CliRunner().invoke(app, command, catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+    assert (tmp_path / "restored" / "notes.txt").read_text() == "mine"
+    assert DeltaTable(tmp_path / "restored" / "orders").to_pyarrow_dataset().count_rows() == len(scene.delta)
 
 
 def test_an_iceberg_table_opens_where_its_copies_are(scene: Scene) -> None:

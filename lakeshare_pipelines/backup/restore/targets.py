@@ -1,6 +1,5 @@
 """Restore of a table to another root or in its original place, with the state of the lake that shows it."""
 
-import io
 import json
 import logging
 import time
@@ -55,14 +54,7 @@ from lakeshare_server.locations import local_path
 from lakeshare_server.nessie import TableContent
 from lakeshare_server.storage import normalise_location
 from lakeshare_server.tables.delta.files import key_of
-from lakeshare_server.tables.delta.log import (
-    ADD_FIELDS,
-    CheckpointState,
-    Key,
-    LogListing,
-    parse_commit,
-    read_checkpoint_file,
-)
+from lakeshare_server.tables.delta.log import ADD_FIELDS, Key, LogListing, parse_commit
 from lakeshare_server.tables.iceberg.metadata import MAX_METADATA_BYTES, decompress_metadata
 
 if TYPE_CHECKING:
@@ -696,10 +688,8 @@ def read_live_adds(store: BackupStore, root: str, version: int) -> dict[Key, Add
         raise BackupError(f"{store.address.location(root)} at version {version}", reason, fix) from error
     adds: dict[Key, Add] = {}
     if segment.checkpoint is not None:
-        sidecars = delta.list_sidecars(segment.checkpoint, lambda name: store.read(folder + name))
-        for name in [*delta.list_names(segment.checkpoint), *sidecars]:
-            state = CheckpointState()
-            read_checkpoint_file(name, io.BytesIO(store.read(folder + name)), state, ADD_FIELDS)
+        states = delta.read_states(segment.checkpoint, lambda name: store.read(folder + name), ADD_FIELDS)
+        for _, state in states:
             of_columns = (add for rows in state.adds for add in rows.to_pylist())
             for add in (*state.json_adds, *of_columns):
                 adds[key_of(add)] = {**add, "partitionValues": dict(add["partitionValues"] or ())}

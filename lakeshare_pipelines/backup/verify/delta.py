@@ -9,7 +9,7 @@ import io
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -171,10 +171,10 @@ def list_names(checkpoint: Checkpoint) -> list[str]:
     return [part.location for part in checkpoint.parts]
 
 
-def has_sidecars(checkpoint: Checkpoint) -> bool:
-    """Whether a checkpoint may name sidecars: it has version 2, by its name."""
+def is_classic(checkpoint: Checkpoint) -> bool:
+    """Whether its name has no UUID. One in a single file may be of version 2 all the same, and name sidecars."""
     match = CHECKPOINT.fullmatch(checkpoint.parts[0].location)
-    return match is not None and match[4] is not None
+    return match is None or match[4] is None
 
 
 EVENTS = pa.schema(
@@ -233,28 +233,41 @@ def _read_commit(root: str, step: Step, content: bytes, times_ms: dict[int, int]
 
 def read_checkpoint(root: str, checkpoint: Checkpoint, read: Read) -> Iterator[pa.Table]:
     """The files of a checkpoint, sidecars included, as adds of its version."""
-    for name in [*list_names(checkpoint), *list_sidecars(checkpoint, read)]:
-        content, state = read(name), CheckpointState()
+    for name, state in read_states(checkpoint, read):
         with _require_whole(name, "checkpoint"):
-            read_checkpoint_file(name, io.BytesIO(content), state, ADD_FIELDS)
             adds = [from_actions(state.json_adds, ()), *(from_checkpoint(adds, ()) for adds in state.adds)]
             events = [_make_events(root, table, checkpoint.version) for table in adds]
         yield pa.concat_tables(events)
 
 
+def read_states(
+    checkpoint: Checkpoint, read: Read, add_fields: Sequence[str] = ADD_FIELDS
+) -> Iterator[tuple[str, CheckpointState]]:
+    """The content of a checkpoint's parts and then of the sidecars that they name, each with its name."""
+    names = list_names(checkpoint)
+    for number, name in enumerate(names):
+        state, sidecars = _read_file(name, read, add_fields)
+        if number < len(checkpoint.parts):
+            names += sidecars
+        yield name, state
+
+
 def list_sidecars(checkpoint: Checkpoint, read: Read) -> list[str]:
     """The names of a checkpoint's sidecars, below the log's folder (PROTOCOL.md, "Sidecar Files")."""
-    if not has_sidecars(checkpoint):
-        return []
-    name, state = checkpoint.parts[0].location, CheckpointState()
-    content = read(name)
+    first, *others = list_names(checkpoint)
+    # Checkpoints in several parts are of version 1.
+    return [] if others else _read_file(first, read, ())[1]
+
+
+def _read_file(name: str, read: Read, add_fields: Sequence[str]) -> tuple[CheckpointState, list[str]]:
+    content, state = read(name), CheckpointState()
     with _require_whole(name, "checkpoint"):
-        read_checkpoint_file(name, io.BytesIO(content), state, ())
+        read_checkpoint_file(name, io.BytesIO(content), state, add_fields)
         paths = [str(sidecar["path"]) for sidecar in state.sidecars]
     # An absolute path would be outside of the copied log.
     if outside := [path for path in paths if "/" in path]:
         raise BrokenLogFile(name, f"its sidecar {outside[0]} is outside the log")
-    return [f"{SIDECARS}{path}" for path in paths]
+    return state, [f"{SIDECARS}{path}" for path in paths]
 
 
 def _make_events(root: str, actions: pa.Table, version: int, *, is_add: bool = True) -> pa.Table:
@@ -538,6 +551,8 @@ def _add_needs(
         hole = [at for at in range(first, wanted + 1) if at not in found.log.commits]
         found.needs += [Need(reader.location(format_commit_name(at))) for at in hole]
     for checkpoint in list_newest_checkpoints(found.log, wanted):
+        if checkpoint in found.bases:
+            continue  # It was read, with its sidecars.
         try:
             sidecars = list_sidecars(checkpoint, reader.read)
         except BrokenLogFile as error:
@@ -574,13 +589,13 @@ def cut_log(copy: TableCopy, assessed: DeltaAssessment, version: int) -> list[st
     folder = get_log_folder(copy.table.stored_root)
     listed = list_log_names(copy.store, copy.table.stored_root)
     later = [name for name in listed if (of := parse_version(name)) is not None and of > version]
-    sidecars: set[str] = set()
+    unneeded = {name for name in listed if name.startswith(SIDECARS)}
     checkpoints = (found for at, found in assessed.log.checkpoints.items() if at <= version)
-    for checkpoint in itertools.chain.from_iterable(checkpoints):
+    for checkpoint in itertools.chain.from_iterable(checkpoints) if unneeded else ():
         # Readers cannot use a damaged checkpoint, so its sidecars are not needed.
         with suppress(BrokenLogFile):
-            sidecars.update(list_sidecars(checkpoint, reader.read))
-    later += [name for name in listed if name.startswith(SIDECARS) and name not in sidecars]
+            unneeded.difference_update(list_sidecars(checkpoint, reader.read))
+    later += sorted(unneeded)
     for name in later:
         copy.store.delete(folder + name)
     write_pointer(copy.store, copy.table.stored_root, version)
@@ -604,7 +619,7 @@ def write_pointer(store: BackupStore, root: str, version: int) -> None:
     """
     names, folder = list_log_names(store, root), get_log_folder(root)
     forms = itertools.chain.from_iterable(sort_names(names).checkpoints.values())
-    classic = {form.version: list_names(form) for form in forms if not has_sidecars(form)}
+    classic = {form.version: list_names(form) for form in forms if is_classic(form)}
     if POINTER in names:
         with suppress(ValueError, KeyError, TypeError):
             if orjson.loads(store.read(folder + POINTER))["version"] in classic:

@@ -18,11 +18,12 @@ ROWS = 12
 
 @pytest.fixture
 def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A warehouse with a Delta and an Iceberg table and a note, and a point of it in the default backup's place."""
+    """A warehouse with two Delta tables, an Iceberg table and a note, and a point of it in the default place."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LAKESHARE_STATE_DIR", str(tmp_path / "state"))
     lake = tmp_path / "state" / "warehouse"
     a_delta_table(lake / "sales" / "orders")
+    a_delta_table(lake / "v1.2" / "planes")
     an_iceberg_table(lake)
     (lake / "notes.txt").write_text("mine")
     a_point(a_backup(lake, tmp_path / "state" / "backups"), tmp_path / "held")
@@ -54,9 +55,10 @@ def test_all_of_a_point_comes_back_at_another_place(lake: Path, tmp_path: Path) 
     shutil.rmtree(lake)
     told = said("all", "--to", "elsewhere")
     assert told.exit_code == 0, told.output
-    assert "2 of 2 tables restored" in told.output
+    assert "3 of 3 tables restored" in told.output
     assert (tmp_path / "elsewhere" / "notes.txt").read_text() == "mine"
-    assert DeltaTable(tmp_path / "elsewhere" / "sales" / "orders").to_pyarrow_table().num_rows == ROWS
+    for folder in ("sales/orders", "v1.2/planes"):
+        assert DeltaTable(tmp_path / "elsewhere" / folder).to_pyarrow_table().num_rows == ROWS
     assert list((tmp_path / "elsewhere" / "lake" / "flights" / "metadata").glob("*.metadata.json"))
 
 
@@ -64,7 +66,7 @@ def test_one_that_fails_keeps_none_of_the_others(lake: Path, tmp_path: Path) -> 
     next((tmp_path / "state" / "backups" / "objects" / "sales").rglob("*.parquet")).unlink()
     told = said("all", "--to", "elsewhere")
     assert told.exit_code == 1
-    assert "1 of 2 tables restored" in told.output
+    assert "2 of 3 tables restored" in told.output
     assert "NOT RESTORED: sales/orders: " in told.output
 
 

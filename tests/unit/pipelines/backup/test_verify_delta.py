@@ -3,6 +3,7 @@
 import datetime as dt
 import json
 import os
+import shutil
 import uuid
 from pathlib import Path
 
@@ -257,6 +258,40 @@ def test_a_dated_copy_is_cut_at_its_version(tmp_path: Path) -> None:
     held = read_table(lake.workspace().rows("held"), POINT_COPIES)
     assert all((lake.target / key).exists() for key in held["stored_key"].to_pylist())
     assert json.loads((lake.target / ROOT / "_delta_log/_last_checkpoint").read_text())["version"] == 1
+
+
+def test_a_checkpoint_of_version_2_and_classic_name_has_the_files_of_its_sidecars(tmp_path: Path) -> None:
+    """A dated copy that is cut keeps them (PROTOCOL.md, "Checkpoint naming")."""
+    lake = Lake(tmp_path, "dated")
+    keys = commits(lake)
+    folder, written = lake.source / ROOT / "_delta_log", WrittenLog(lake.base / "other")
+    first = [folder / f"{version:020}.json" for version in (0, 1)]
+    actions = [json.loads(line) for path in first for line in path.read_text().splitlines()]
+    protocol = {"minReaderVersion": 3, "minWriterVersion": 7} | {
+        name: ["v2Checkpoint"] for name in ("readerFeatures", "writerFeatures")
+    }
+    written.v2(
+        1,
+        "classic",
+        {"protocol": protocol},
+        next(action for action in actions if "metaData" in action),
+        sidecars=[[action] for action in actions if "add" in action],
+    )
+    for path in first:
+        path.unlink()
+    shutil.copytree(written.folder, folder, dirs_exist_ok=True)
+    at(AS_OF - 3 * HOUR, *folder.rglob("*.parquet"))
+    plan = lake.plan(lake.listing())
+    (lake.source / data(keys[3])).unlink()
+    proof = only(lake.verified(plan, lake.copy()))
+    assert (proof.status, proof.version, proof.rows, proof.oldest_version) == (
+        "verified_with_fallback",
+        2,
+        6,
+        1,
+    )
+    assert len(list((lake.target / ROOT / "_delta_log/_sidecars").iterdir())) == 2
+    assert DeltaTable(str(lake.target / ROOT)).version() == 2
 
 
 def test_files_that_a_run_staged_below_a_table_are_a_part_of_it(lake: Lake) -> None:
