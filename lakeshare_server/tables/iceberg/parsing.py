@@ -33,10 +33,9 @@ PARSE_ERRORS = (ValueError, TypeError, KeyError, AttributeError, IndexError, Sto
 
 def parse_metadata(content: bytes, snapshot_id: int) -> TableMetadata:
     """Parses a metadata file, plain or gzip, with one complete snapshot; raises MetadataError if it cannot be read."""
+    text = decompress_metadata(content, MAX_METADATA_BYTES)
     try:
-        metadata = orjson.loads(decompress_metadata(content, MAX_METADATA_BYTES))
-    except MetadataError:
-        raise
+        metadata = orjson.loads(text)
     except ValueError as error:
         raise MetadataError(NOT_WHOLE) from error
     if not isinstance(metadata, dict):
@@ -49,6 +48,8 @@ def parse_metadata(content: bytes, snapshot_id: int) -> TableMetadata:
         fields = {name: value for name, value in metadata.items() if name not in OF_HISTORY}
         if "schemas" in fields:
             fields["schemas"] = [with_foreign_types(schema) for schema in fields["schemas"]]
+            if version == 1 and "current-schema-id" in fields:
+                fields.setdefault("schema", fields["schemas"][0])  # pyiceberg requires it, and reads the list
         if "schema" in fields:
             fields["schema"] = with_foreign_types(fields["schema"])
         fields["snapshots"] = [_reduce_snapshot(one, snapshot_id) for one in fields.get("snapshots") or ()]
@@ -123,6 +124,5 @@ def with_foreign_types(kind: Any) -> Any:
 
 
 def _with_foreign_type(field: Any, part: str) -> Any:
-    if not isinstance(field, dict) or part not in field:
-        return field
-    return {**field, part: with_foreign_types(field[part])}
+    has_part = isinstance(field, dict) and part in field
+    return {**field, part: with_foreign_types(field[part])} if has_part else field

@@ -66,6 +66,16 @@ def refused(metadata: Path, snapshot_id: int) -> str:
     return said
 
 
+def test_version_1_may_have_its_schema_and_partition_spec_only_in_lists(table: Path) -> None:
+    """Iceberg's own reader takes such metadata, which some writers make."""
+    before = read(table)
+    old = changed(table, lambda told: told.update({"format-version": 1}))
+    assert not {"schema", "partition-spec"} & json.loads(old.read_text()).keys()
+    assert read(old).head == before.head
+    snapshot = json.loads(old.read_text())["current-snapshot-id"]
+    assert "missing" in refused(changed(old, lambda told: told.pop("current-schema-id")), snapshot)
+
+
 @pytest.mark.parametrize("version", [0, 4, 99, "2", 2.5, None])
 def test_an_unknown_format_version_is_named(table: Path, version: object) -> None:
     snapshot_id = read(table).snapshot_id
