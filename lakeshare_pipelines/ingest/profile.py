@@ -36,11 +36,11 @@ from lakeshare_pipelines.ingest.delivery import (
 )
 from lakeshare_pipelines.ingest.landing import is_data
 from lakeshare_pipelines.ingest.raw_rows import SPARK_FORMATS, make_parquet_columns, split_json_document
-from lakeshare_pipelines.ingest.readable import BOM, XmlRefused, XmlRows, guess_row_tag
+from lakeshare_pipelines.ingest.readable import BOM, Refused, XmlRows, check_avro, guess_row_tag
 from lakeshare_pipelines.spark.rows import to_contract_type
 from lakeshare_pipelines.spark.session import escape_glob
 from lakeshare_server.lazy import LazyModule
-from lakeshare_server.tables.iceberg.avro import AvroError, check_container
+from lakeshare_server.tables.iceberg.avro import AvroError
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
@@ -368,7 +368,7 @@ def _read_xml(spark: "SparkSession", files: Sequence[Path], title: str, name: st
             for piece in _read_pieces(path):
                 rows.feed(piece)
             rows.end()
-        except XmlRefused as error:
+        except Refused as error:
             raise SampleError(str(path), error.reason, f"{error.fix}.") from error
         except (expat.ExpatError, OSError, CutOff, Damaged) as error:
             raise SampleError(str(path), f"is no sound XML: {error}", "Transfer it again.") from error
@@ -392,16 +392,17 @@ def _read_typed(
     import pyarrow as pa
     from pyarrow import orc
 
-    check, label = (check_container, "Avro") if kind == "avro" else (orc.ORCFile, "ORC")
+    check, label = (check_avro, "Avro") if kind == "avro" else (orc.ORCFile, "ORC")
     for path in files:
         try:
             with path.open("rb") as opened:
                 check(opened)
+        except Refused as error:
+            raise SampleError(str(path), error.reason, f"{error.fix}.") from error
         except (AvroError, pa.ArrowException, OSError) as error:
             first = str(error).splitlines()[0].rstrip(".")
-            raise SampleError(
-                str(path), f"is no sound {label} file: {first}", "Transfer it again."
-            ) from error
+            reason = f"is no sound {label} file: {first}"
+            raise SampleError(str(path), reason, "Transfer it again.") from error
     paths = [escape_glob(str(path.absolute())) for path in files]
     rows = spark.read.format(SPARK_FORMATS.get(kind, kind)).load(paths)
     return from_frame(rows, title, name, source)

@@ -11,14 +11,14 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 from xml.parsers import expat
 
 from lakeshare_pipelines.errors import DeliveryError
 from lakeshare_pipelines.ingest.compression import CutOff, Damaged, read_piece
 from lakeshare_pipelines.ingest.delivery import LandingFile
 from lakeshare_pipelines.settings import MAX_LINE_MB, MAX_UNPACKED_MB
-from lakeshare_server.tables.iceberg.avro import AvroError, check_container, parse_avro_schema
+from lakeshare_server.tables.iceberg import avro
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -79,6 +79,8 @@ def require_readable(file: LandingFile, limits: ReadingLimits = DEFAULT_LIMITS) 
             text = io.StringIO(_decode_whole_file(file, limits).removeprefix(BOM), newline="")
             rows = csv.reader(text, delimiter=file.table.reading.delimiter)
             names = next(rows, []) if file.format == "csv" else []
+    except Refused as error:
+        raise _error(file, error.reason, error.fix) from error
     except (OSError, csv.Error) as error:
         reason = f"cannot be read: {getattr(error, 'strerror', None) or error}"
         raise _error(file, reason, "Check the file and its permissions") from error
@@ -173,26 +175,36 @@ def _orc_schema(file: LandingFile) -> "pa.Schema":
     if zoned:
         # ORC's `timestamp with local time zone`: Spark 4 fails to parse this type.
         fix = "Write them as timestamps without a zone, in UTC, or deliver Parquet"
-        raise _error(
-            file, f"has timestamps with a time zone, which Spark cannot read: {', '.join(zoned)}", fix
-        )
+        reason = f"has timestamps with a time zone, which Spark cannot read: {', '.join(zoned)}"
+        raise _error(file, reason, fix)
     return schema
 
 
 def _check_avro(file: LandingFile, limits: ReadingLimits) -> ReadableFile:
     try:
         with file.landing.stream(file.file) as opened:
-            summary = check_container(opened)
-            recursive = _find_recursive(parse_avro_schema(summary.schema))
-    except AvroError as error:
+            summary = check_avro(opened)
+    except avro.AvroError as error:
         raise _error(file, f"is no sound Avro file: {error}", TRANSFER) from error
-    except (AttributeError, KeyError, RecursionError, TypeError) as error:
-        raise _error(file, "is no sound Avro file: its schema is not one of Avro", TRANSFER) from error
     _require_unpacked(file, summary.unpacked_bytes, limits)
-    if recursive:
-        fix = "Deliver it with types of a fixed depth"
-        raise _error(file, f"has the type {recursive!r} within itself, which no table can have", fix)
     return ReadableFile(file, limits, avro_schema=summary.schema, rows=summary.rows)
+
+
+def check_avro(stream: BinaryIO) -> avro.ContainerSummary:
+    """Reads a file to its end without decoding its rows; raises AvroError, or Refused if no table can have them."""
+    summary = avro.check_container(stream)
+    try:
+        schema = avro.parse_avro_schema(summary.schema)
+        recursive = _find_recursive(schema)
+    except (AttributeError, KeyError, RecursionError, TypeError) as error:
+        raise avro.AvroError("its schema is not one of Avro") from error
+    if recursive:
+        reason = f"has the type {recursive!r} within itself, which no table can have"
+        raise Refused(reason, "Deliver it with types of a fixed depth")
+    kind = schema["type"] if isinstance(schema, dict) else schema
+    if isinstance(kind, str) and kind not in ("record", "error"):
+        raise Refused("has values that are no records", "Deliver records with named fields")
+    return summary
 
 
 def _check_json(file: LandingFile, limits: ReadingLimits) -> ReadableFile:
@@ -247,16 +259,14 @@ def _check_xml(file: LandingFile, limits: ReadingLimits) -> ReadableFile:
                 fix = "Deliver smaller rows, or raise LAKESHARE_MAX_LINE_MB, and LAKESHARE_SPARK_DRIVER_MEMORY with it"
                 raise _error(file, f"row {rows.count} is longer than {limits.max_line_mb} MiB", fix)
         rows.end()
-    except XmlRefused as error:
-        raise _error(file, error.reason, error.fix) from error
     except expat.ExpatError as error:
         reason = f"{expat.ErrorString(error.code)} in line {error.lineno}, column {error.offset + 1}"
         raise _error(file, f"is no sound XML: {reason}", "Correct the file, or transfer it again") from error
     return ReadableFile(file, limits, header=tuple(rows.names), rows=rows.count)
 
 
-class XmlRefused(ValueError):
-    """An XML document that is sound, and not read."""
+class Refused(ValueError):
+    """A sound file of XML or Avro that is not read."""
 
     def __init__(self, reason: str, fix: str) -> None:
         self.reason, self.fix = reason, fix
@@ -265,7 +275,7 @@ class XmlRefused(ValueError):
 
 def refuse_document_type(*_declared: object) -> None:
     reason = "has a document type (<!DOCTYPE>), which may define entities and is never read"
-    raise XmlRefused(reason, "Deliver it without a document type, with the entities replaced by their text")
+    raise Refused(reason, "Deliver it without a document type, with the entities replaced by their text")
 
 
 @dataclass
@@ -276,7 +286,7 @@ class XmlRows:
     document type is refused: only there are entities defined, which may be of any size and may name other files.
 
     Raises:
-        XmlRefused: the document has a document type, another encoding than UTF-8, rows in rows, or no row.
+        Refused: the document has a document type, another encoding than UTF-8, rows in rows, or no row.
         xml.parsers.expat.ExpatError: the document is not well-formed.
     """
 
@@ -303,7 +313,7 @@ class XmlRows:
         if not self.count and self.others:
             found = ", ".join(f"<{name}>" for name in self.others)
             fix = "Correct rowTag in reading of its table: the name of the element of a row"
-            raise XmlRefused(f"has no element <{self.row_tag}>; its first elements are {found}", fix)
+            raise Refused(f"has no element <{self.row_tag}>; its first elements are {found}", fix)
 
     def get_open_bytes(self, size_bytes: int) -> int:
         """The bytes of the row, or of the document, since the last begin of a row that has not ended."""
@@ -311,7 +321,7 @@ class XmlRows:
 
     def _check_encoding(self, _version: str, encoding: str | None, _standalone: int) -> None:
         if encoding is not None and encoding.lower() not in ("utf-8", "utf8", "us-ascii", "ascii"):
-            raise XmlRefused(
+            raise Refused(
                 f"is declared as {encoding}, not as UTF-8", "Convert it, and its declaration, to UTF-8"
             )
 
@@ -322,7 +332,7 @@ class XmlRows:
                 self.names[name] = None
             if name == self.row_tag:
                 fix = "Deliver rows beside each other, or name another element in rowTag"
-                raise XmlRefused(f"row {self.count} has another <{name}> within it", fix)
+                raise Refused(f"row {self.count} has another <{name}> within it", fix)
         elif name == self.row_tag:
             self.count += 1
             self._row_depth, self._begin = self._depth, self._parser.CurrentByteIndex
@@ -342,7 +352,7 @@ def guess_row_tag(pieces: Iterable[bytes]) -> str:
     """Returns the element that is repeated most among those with the fewest elements around them, below the root.
 
     Raises:
-        XmlRefused: the document has no elements below its root.
+        Refused: the document has no elements below its root.
     """
     depth, counts = 0, Counter[tuple[int, str]]()
 
@@ -368,7 +378,7 @@ def guess_row_tag(pieces: Iterable[bytes]) -> str:
     single = [name for at, name in counts if at == 1]
     if not single:
         fix = "Give a file with an element for each row below its outermost element"
-        raise XmlRefused("has no element below its outermost one", fix)
+        raise Refused("has no element below its outermost one", fix)
     return single[0]
 
 

@@ -156,9 +156,17 @@ def avro_bytes(
         }
         for name, kind in types.items()
     ]
+    return _avro_file({"type": "record", "name": "row", "fields": fields}, rows, codec)
+
+
+def _avro_file(schema: Any, values: Sequence[Any], codec: str) -> bytes:
     out = io.BytesIO()
-    fastavro.writer(out, {"type": "record", "name": "row", "fields": fields}, rows, codec=codec)
+    fastavro.writer(out, schema, values, codec=codec)
     return out.getvalue()
+
+
+AVRO_NUMBERS = _avro_file({"type": "array", "items": "int"}, [[1], [2]], "null")
+"""An Avro file whose values are no records."""
 
 
 def xml_text(rows: Sequence[Mapping[str, object]]) -> str:

@@ -20,7 +20,7 @@ from lakeshare_pipelines.ingest.profile import from_frame, read_files, read_sql
 from lakeshare_pipelines.wap.audit import audit_files, open_trial_lake
 from lakeshare_pipelines.wap.stage import stage
 from lakeshare_pipelines.wap.staged import Lake
-from tests.builders.landing import avro_bytes, orc_bytes, parquet_bytes, xml_text
+from tests.builders.landing import AVRO_NUMBERS, avro_bytes, orc_bytes, parquet_bytes, xml_text
 
 ROWS = 120
 DAY = dt.date(2024, 2, 29)
@@ -331,6 +331,8 @@ def test_what_no_contract_can_be_drafted_from_is_named(lake: Lake, tmp_path: Pat
         "l.xml": ('<!DOCTYPE r [<!ENTITY a "b">]><r><row/></r>', "has a document type"),
         "m.xml": ("<rows/>", "has no element below its outermost one"),
         "n.avro": ("x", "is no sound Avro file"),
+        "t.avro": (AVRO_NUMBERS, "has values that are no records"),
+        "u.avro": (avro_bytes([{"id": {"id": None}}], {"id": "row"}), "has the type 'row' within itself"),
         "g.csv.gz": ("x", "cannot be read: Not a gzipped file"),
         "o.xml": ("<rows><row/><row/></rows>", "the elements <row> have no values"),
         "p.csv": (b"id\ncaf\xe9\n", "is not UTF-8: byte 6"),

@@ -14,7 +14,15 @@ from lakeshare_pipelines.ingest.frame import read_delivery
 from lakeshare_pipelines.ingest.readable import ReadingLimits
 from lakeshare_pipelines.spark.session import translate_errors
 from lakeshare_pipelines.wap.staged import Lake
-from tests.builders.landing import a_readings_contract, avro_bytes, landed, orc_bytes, parquet_bytes, zipped
+from tests.builders.landing import (
+    AVRO_NUMBERS,
+    a_readings_contract,
+    avro_bytes,
+    landed,
+    orc_bytes,
+    parquet_bytes,
+    zipped,
+)
 
 TWO_COLUMNS = [{"name": "id", "physicalType": "int"}, {"name": "name", "logicalType": "string"}]
 GOOD = "id,name\n1,a\n"
@@ -48,6 +56,7 @@ UNREADABLE: dict[str, tuple[str, bytes, str, str]] = {
         "readings-2.avro", avro_bytes(AVRO)[:-40] + bytes(40), "is no sound Avro file: a block", "Transfer the file"),
     "Avro of a type within itself": (
         "readings-2.avro", avro_bytes([{"id": {"id": None}}], {"id": "row"}), "the type 'row' within itself", "types"),
+    "Avro without records": ("readings-2.avro", AVRO_NUMBERS, "has values that are no records", "Deliver records"),
     "cut bzip2": ("readings-2.csv.bz2", bz2.compress(GOOD.encode())[:-5], "bzip2 data ends too early", "Transfer"),
     "no zstandard": ("readings-2.csv.zst", GOOD.encode(), "is no sound zstandard file", "Transfer the file again"),
     "cut deflate": ("readings-2.csv.deflate", zlib.compress(GOOD.encode())[:-5], "ends too early", "Transfer"),
