@@ -64,6 +64,12 @@ def test_all_of_a_point_comes_back_at_another_place(lake: Path, tmp_path: Path) 
 
 def test_one_that_fails_keeps_none_of_the_others(lake: Path, tmp_path: Path) -> None:
     next((tmp_path / "state" / "backups" / "objects" / "sales").rglob("*.parquet")).unlink()
+    (tmp_path / "other" / "sales" / "orders").mkdir(parents=True)
+    (tmp_path / "other" / "sales" / "orders" / "mine.txt").write_text("x")
+    planned = said("all", "--to", "other", "--plan")
+    assert planned.exit_code == 1
+    assert "2 of 3 tables planned" in planned.output
+    assert "NOT PLANNED: sales/orders: " in planned.output
     told = said("all", "--to", "elsewhere")
     assert told.exit_code == 1
     assert "2 of 3 tables restored" in told.output
