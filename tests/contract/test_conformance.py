@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from deltalake import write_deltalake
 
-from lakeshare_server.catalog import SharedTable
+from lakeshare_server.catalog import FollowedTables, SharedTable
 from lakeshare_server.cli import main
 from tests.builders.fewer_predicates import ask_fewer_predicates
 from tests.builders.lake_tables import IcebergTable, a_delta_table, some_rows
@@ -64,6 +65,30 @@ def test_our_server_keeps_every_promise_of_the_protocol(
     assert len(report["tables"]) == len(the_tables()) + 1
     assert "passed: every must that applies holds" in capsys.readouterr().out
     assert len(ET.parse(junit).getroot().findall(".//testcase")) == len(report["cases"])
+
+
+def test_a_version_without_changed_data_may_come_a_millisecond_after_another(
+    provider: Provider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where commits have one time, Delta adds a millisecond to each; windows do not show the version between."""
+    location = tmp_path / "table"
+    for rows in (2, 2, 0, 2):
+        write_deltalake(location, some_rows().slice(0, rows), mode="append")
+    commits = sorted((location / "_delta_log").glob("*.json"))
+    assert len(commits) == 4
+    for commit in commits:
+        os.utime(commit, (1_700_000_000, 1_700_000_000))
+    FollowedTables(provider.catalog).add("lake.at_once", str(location), 3600)
+    provider.share("lake.at_once")
+    with a_server(provider) as server:
+        profile = profile_file(tmp_path / "it.share", server.url, provider.recipient())
+        case = "time-travel.a-time-gives-the-version-of-that-time"
+        command = ["conformance", "run", profile, "--only", case, "--json", str(tmp_path / "report.json")]
+        monkeypatch.setattr("sys.argv", ["lakeshare", *command])
+        with pytest.raises(SystemExit):
+            main()
+    [found] = json.loads((tmp_path / "report.json").read_text())["cases"]
+    assert (found["verdict"], found["sentences"]) == ("passed", [])
 
 
 WRONG_WITH_THE_NAIVE_SERVER = {

@@ -167,9 +167,14 @@ def test_a_backup_of_a_prefix_is_restored_below_to_as_it_was_below_the_prefix(
     (tmp_path / "backups.yaml").write_text(json.dumps({"backups": declared}))
     monkeypatch.setenv("LAKESHARE_BACKUPS_FILE", str(tmp_path / "backups.yaml"))
     monkeypatch.setenv("LAKESHARE_STATE_DIR", str(tmp_path / "state"))
-    for app, command in ((backup_app, ["run"]), (restore_app, ["all", "--to", str(tmp_path / "restored")])):
+    restore = ["all", "--to", str(tmp_path / "restored")]
+    for app, command, shown in (
+        (backup_app, ["run"], "verified: 1 of 1 tables verified"),
+        (restore_app, restore, "1 of 1 tables restored"),
+    ):
         done = CliRunner().invoke(app, command, catch_exceptions=False)
         assert done.exit_code == 0, done.output
+        assert shown in done.output
     assert (tmp_path / "restored" / "notes.txt").read_text() == "mine"
     assert DeltaTable(tmp_path / "restored" / "orders").to_pyarrow_dataset().count_rows() == len(scene.delta)
 
