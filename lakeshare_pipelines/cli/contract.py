@@ -11,16 +11,24 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from lakeshare_pipelines.errors import ContractError
+from lakeshare_server.errors import BadRequest
+from lakeshare_server.lazy import LazyModule
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from pyspark.sql import DataFrame
 
-    from lakeshare_pipelines.contracts import SetContract
+    from lakeshare_pipelines import contracts
     from lakeshare_pipelines.ingest.profile import Sample
     from lakeshare_pipelines.settings import LakeSettings
     from lakeshare_pipelines.wap.evolution import Evolution
     from lakeshare_pipelines.wap.staged import Lake
+    from lakeshare_server import catalog as catalogs
+else:
+    catalogs = LazyModule("lakeshare_server.catalog")
+    contracts = LazyModule("lakeshare_pipelines.contracts")
 
 contract_app = typer.Typer(help="Contracts: the YAML that describes a set.", no_args_is_help=True)
 
@@ -36,14 +44,12 @@ def check(
     Breaking changes need a new major version, and changed tables another name; other changes a minor version or patch.
     Inputs of other sets are checked without PATHS only.
     """
-    from lakeshare_pipelines.contracts import load_contract
-    from lakeshare_pipelines.errors import ContractError
     from lakeshare_pipelines.wap.checks import require_expectations
     from lakeshare_pipelines.wap.evolution import raise_first, require_version
     from lakeshare_pipelines.wap.inputs import load_transforms
 
     refusals: list[ContractError] = []
-    for contract in [load_contract(path) for path in paths] if paths else list_contracts():
+    for contract in [contracts.load_contract(path) for path in paths] if paths else list_contracts():
         load_transforms(contract)
         require_expectations(contract)
         evolution = find_published_changes(contract)
@@ -85,11 +91,8 @@ def show(
 
 def read_published_text(set_name: str) -> str:
     """Reads the contract of the newest publication of a set; raises `BadRequest` if there is no record of it."""
-    from lakeshare_server.catalog import Ledger, open_existing_catalog
-    from lakeshare_server.errors import BadRequest
-
-    catalog = open_existing_catalog(load_settings().catalog_url)
-    recorded = None if catalog is None else Ledger(catalog).published_contract(set_name)
+    catalog = catalogs.open_existing_catalog(load_settings().catalog_url)
+    recorded = None if catalog is None else catalogs.Ledger(catalog).published_contract(set_name)
     if recorded is None:
         hint = "The catalog has no contract of a publication of this set; run it once."
         raise BadRequest("SET", set_name, hint)
@@ -107,7 +110,6 @@ def diff(
 
     Example: lakeshare contract diff <(git show main:contracts/orders.yaml) contracts/orders.yaml
     """
-    from lakeshare_pipelines.contracts import load_contract
     from lakeshare_pipelines.contracts.difference import (
         compare_contracts,
         find_level,
@@ -115,7 +117,7 @@ def diff(
         has_new_major_version,
     )
 
-    before, after = load_contract(old, None), load_contract(new, None)
+    before, after = contracts.load_contract(old, None), contracts.load_contract(new, None)
     changes = compare_contracts(before, after)
     level, is_new_major = find_level(changes), has_new_major_version(before, after)
     needed = find_missing_version(before, after, level)
@@ -184,10 +186,6 @@ def write_contract(path: Path, text: str) -> Path:
         BadRequest: there is such a file, or it cannot be made.
         ContractError: the contract does not load; nothing is written.
     """
-    from lakeshare_pipelines.contracts import load_contract
-    from lakeshare_pipelines.errors import ContractError
-    from lakeshare_server.errors import BadRequest
-
     if path.exists():
         hint = "Give another file with --output, compare it with --output -, or remove it."
         raise BadRequest("--output", str(path), f"There is such a file. {hint}")
@@ -197,7 +195,7 @@ def write_contract(path: Path, text: str) -> Path:
     except OSError as error:
         raise BadRequest("--output", str(path), f"No file can be made there: {error.strerror}.") from error
     try:
-        load_contract(path)
+        contracts.load_contract(path)
     except ContractError:
         path.unlink()
         raise
@@ -229,7 +227,6 @@ def open_sample(data: list[str], *, whole: bool) -> "Iterator[Sample]":
 def _find_table(lake: "Lake", name: str) -> "Callable[[], DataFrame] | None":
     """Reads a Delta or Iceberg table by its location, or by its name in the lake or a catalog; None for files."""
     from lakeshare_pipelines.ingest.delivery import find_suffix
-    from lakeshare_server.catalog import Ledger, open_catalog
 
     location = name.rstrip("/") if "://" in name else str(Path(name).expanduser().absolute())
     for table_format, folder in (("delta", "_delta_log"), ("iceberg", "metadata")):
@@ -237,7 +234,7 @@ def _find_table(lake: "Lake", name: str) -> "Callable[[], DataFrame] | None":
             return partial(lake.spark.read.format(table_format).load, location)
     if Path(name).exists() or "://" in name or not TABLE.fullmatch(name):
         return None
-    published = Ledger(open_catalog(lake.settings.catalog_url)).latest(name)
+    published = catalogs.Ledger(catalogs.open_catalog(lake.settings.catalog_url)).latest(name)
     if published is not None and published.format == "delta":
         return partial(lake.spark.read.format("delta").load, published.location)
     if find_suffix(name) is not None:
@@ -276,13 +273,11 @@ def run_test(
 
     Example: lakeshare contract test contracts/orders.yaml --on orders.csv
     """
-    from lakeshare_pipelines.contracts import load_contract
     from lakeshare_pipelines.spark.session import spark_session
     from lakeshare_pipelines.wap.audit import audit_files, open_trial_lake
     from lakeshare_pipelines.wap.stage import format_verdicts
-    from lakeshare_server.errors import BadRequest
 
-    loaded, settings = load_contract(contract), load_settings()
+    loaded, settings = contracts.load_contract(contract), load_settings()
     if not loaded.partitioning.is_whole and partition is None:
         parts, one = loaded.partitioning.noun, loaded.partitioning.example
         hint = f"Set {loaded.name} arrives by {parts}: give the {parts} of the files, as {one}."
@@ -308,30 +303,27 @@ def load_settings() -> "LakeSettings":
     return LakeSettings()
 
 
-def find_published_changes(contract: "SetContract") -> "Evolution | None":
+def find_published_changes(contract: "contracts.SetContract") -> "Evolution | None":
     """Compares a contract with the published one, if the settings have a catalog; neither creates nor migrates it."""
     from lakeshare_pipelines.wap.evolution import find_evolution
-    from lakeshare_server.catalog import Ledger, open_existing_catalog
 
-    catalog = open_existing_catalog(load_settings().catalog_url)
+    catalog = catalogs.open_existing_catalog(load_settings().catalog_url)
     if catalog is None:
         return None
     try:
-        return find_evolution(Ledger(catalog), contract)
+        return find_evolution(catalogs.Ledger(catalog), contract)
     finally:
         catalog.close()
 
 
-def list_contracts() -> "tuple[SetContract, ...]":
+def list_contracts() -> "tuple[contracts.SetContract, ...]":
     """Loads the contracts of the settings."""
-    from lakeshare_pipelines.contracts import load_contracts
-
-    return load_contracts(load_settings().contracts_dir)
+    return contracts.load_contracts(load_settings().contracts_dir)
 
 
-def find_contract(set_name: str) -> "SetContract":
-    contracts = {contract.name: contract for contract in list_contracts()}
-    if set_name not in contracts:
-        message = f"there is no set {set_name!r}, only {', '.join(contracts)}"
+def find_contract(set_name: str) -> "contracts.SetContract":
+    known = {contract.name: contract for contract in list_contracts()}
+    if set_name not in known:
+        message = f"there is no set {set_name!r}, only {', '.join(known)}"
         raise typer.BadParameter(message, param_hint="SET")
-    return contracts[set_name]
+    return known[set_name]

@@ -93,10 +93,9 @@ def ddl(
     Example: lakeshare snowflake ddl flights.departures --external-volume lake --catalog-integration lake_files
     """
     from lakeshare_pipelines.share import snowflake
-    from lakeshare_server.catalog import open_catalog
 
     settings = _settings(external_volume, catalog_integration, volume_location)
-    published = snowflake.find_published(open_catalog(settings.catalog_url), table, version)
+    published = snowflake.find_published(_open_catalog(), table, version)
     target = snowflake.TableName(name or table.rpartition(".")[2], schema, database)
     state = snowflake.get_published_state(published, settings.snowflake_volume_location, settings)
     objects = snowflake.get_snowflake_objects(target, published.publication.format, settings)
@@ -118,11 +117,10 @@ def refresh(
     Example: lakeshare snowflake refresh flights.departures --database LAKE --schema FLIGHTS
     """
     from lakeshare_pipelines.share.snowflake import TableName, sync_table
-    from lakeshare_server.catalog import open_catalog
 
     settings = _settings(external_volume, catalog_integration, volume_location)
     target = TableName(name or table.rpartition(".")[2], schema, database)
-    synced = sync_table(open_catalog(settings.catalog_url), table, target, settings)
+    synced = sync_table(_open_catalog(), table, target, settings)
     typer.echo(f"{synced.table} shows publication {synced.publication.version} of {table}: {synced.opened}")
 
 

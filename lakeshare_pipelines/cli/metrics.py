@@ -19,15 +19,18 @@ import typer
 
 from lakeshare_pipelines.errors import PipelineError
 from lakeshare_server.errors import LakeshareError, Unavailable
-from lakeshare_server.lazy import gc_disabled
+from lakeshare_server.lazy import LazyModule, gc_disabled
 
 if TYPE_CHECKING:
     from lakeshare_pipelines.backup.config import Backup
     from lakeshare_pipelines.settings import LakeSettings
+    from lakeshare_server import metrics as defined
     from lakeshare_server.catalog import Catalog
     from lakeshare_server.catalog.monitoring import SetRunState
     from lakeshare_server.metrics import Samples
     from lakeshare_server.pages.console.pipelines import BackupState, StagedSets
+else:
+    defined = LazyModule("lakeshare_server.metrics")
 
 PORT = 9464
 REFRESH_S = 30.0
@@ -105,8 +108,6 @@ class Source(Generic[Value]):
             self._began = None
 
     def add_to(self, samples: "Samples") -> None:
-        from lakeshare_server import metrics as defined
-
         began, last = self._began, self._last
         is_stuck = began is not None and time.monotonic() - began > READ_S
         is_up = last is not None and self._is_whole(last.value) and not self._failed and not is_stuck
@@ -143,10 +144,8 @@ class Exporter:
         """Reads and listens; the context has the URL. Raises Unavailable if the address is not free."""
         from prometheus_client import CollectorRegistry, start_http_server
 
-        from lakeshare_server.metrics import StateCollector
-
         registry = CollectorRegistry()
-        registry.register(StateCollector(self.read))
+        registry.register(defined.StateCollector(self.read))
         try:
             server, listener = start_http_server(port, host, registry)
         except OSError as error:
@@ -171,9 +170,7 @@ class Exporter:
             self._stop.wait()
 
     def read(self) -> "list[Samples]":
-        from lakeshare_server.metrics import Samples
-
-        samples = Samples()
+        samples = defined.Samples()
         for source in self.sources:
             source.add_to(samples)
         return [samples]
@@ -226,8 +223,6 @@ class Exporter:
 
 
 def _show_staged(samples: "Samples", staged: "StagedSets") -> None:
-    from lakeshare_server import metrics as defined
-
     now = datetime.now(UTC)
     counts = Counter((each.set_name, each.state) for each in staged.sets)
     for labels, count in counts.items():
@@ -237,15 +232,11 @@ def _show_staged(samples: "Samples", staged: "StagedSets") -> None:
 
 
 def _show_landing(samples: "Samples", waiting: Mapping[str, int]) -> None:
-    from lakeshare_server import metrics as defined
-
     for name, count in waiting.items():
         samples.add(defined.LANDING, count, name)
 
 
 def _show_runs(samples: "Samples", runs: "Sequence[SetRunState]") -> None:
-    from lakeshare_server import metrics as defined
-
     now = datetime.now(UTC)
     for run in runs:
         samples.add(defined.RUN_AGE, (now - run.published_at).total_seconds(), run.set_name)
@@ -256,8 +247,6 @@ def _show_runs(samples: "Samples", runs: "Sequence[SetRunState]") -> None:
 
 
 def _show_backup(samples: "Samples", state: "BackupState", goal_s: float) -> None:
-    from lakeshare_server import metrics as defined
-
     now, name, newest = datetime.now(UTC), state.backup.name, state.newest_good
     samples.add(defined.POINT_GOAL, goal_s, name)
     for status, count in Counter(point.status for point in state.points).items():
