@@ -52,15 +52,16 @@ def is_nested(spark_type: str) -> bool:
     return re.match(r"\s*(struct|array|map|object)\s*(<|$)", spark_type, re.IGNORECASE) is not None
 
 
-def parse_type(text: str) -> Type:
+def parse_type(text: str, *, of_values: bool = False) -> Type:
     """Parses a type in Spark's spelling; names keep their case, and simple types are as they are written.
 
-    `object`, as in Spark's schemas of variants, is a struct.
+    `object`, as in Spark's schemas of variants, is a struct. A type of values, not of a contract, may have fields that
+    differ by case only; what is nested too deep in it is a string.
 
     Raises:
         ValueError: the text is no type, a struct has no field or one twice, or it is nested too deep.
     """
-    reader = _TypeReader(text)
+    reader = _TypeReader(text, of_values)
     parsed = reader.read_type()
     if reader.rest:
         raise ValueError(f"{reader.rest[:20]!r} follows the type")
@@ -168,8 +169,8 @@ def _explain_wrong_parts(spark_type: str, table_format: TableFormat) -> str | No
 class _TypeReader:
     """Reads a type from the beginning of a text; `rest` is what was not read."""
 
-    def __init__(self, text: str) -> None:
-        self.rest = text.strip()
+    def __init__(self, text: str, of_values: bool) -> None:
+        self.rest, self._of_values = text.strip(), of_values
         self._depth = 0
 
     def read_type(self) -> Type:
@@ -177,9 +178,9 @@ class _TypeReader:
         if not self.rest.startswith("<"):
             return re.sub(r"\s+", "", word.lower())
         kind = {"object": "struct"}.get(word.lower(), word.lower())
+        if self._depth == MAX_DEPTH:
+            return self._skip_parts()
         self._depth += 1
-        if self._depth > MAX_DEPTH:
-            raise ValueError(f"it is nested more than {MAX_DEPTH} times")
         self._take("<", "<")
         parts: tuple[tuple[str, Type], ...]
         if kind == "struct":
@@ -200,6 +201,15 @@ class _TypeReader:
         self._depth -= 1
         return Nested(kind, parts)  # type: ignore[arg-type]  # one of the three
 
+    def _skip_parts(self) -> Type:
+        depth = 0
+        for found in re.finditer(r"`(?:[^`]|``)*`|[<>]", self.rest if self._of_values else ""):
+            depth += {"<": 1, ">": -1}.get(found[0], 0)
+            if not depth:
+                self.rest = self.rest[found.end() :].lstrip()
+                return "string"
+        raise ValueError(f"it is nested more than {MAX_DEPTH} times")
+
     def _read_fields(self) -> tuple[tuple[str, Type], ...]:
         fields: list[tuple[str, Type]] = []
         while not self.rest.startswith(">"):
@@ -207,7 +217,7 @@ class _TypeReader:
                 self._take(",", "a comma")
             name = self._take(r"`(?:[^`]|``)*`|[^\W\d]\w*", "the name of a field")
             name = name[1:-1].replace("``", "`") if name.startswith("`") else name
-            if name.lower() in {known.lower() for known, _ in fields}:
+            if not self._of_values and name.lower() in {known.lower() for known, _ in fields}:
                 raise ValueError(f"it has the field {name!r} twice")
             self._take(":?", "a colon")
             fields.append((name, self.read_type()))

@@ -389,7 +389,8 @@ def _find_nested_types(table: Table, rows: RawRows) -> dict[str, Type]:
     }
     documents = (F.schema_of_variant_agg(F.try_parse_json(text)) for text in fitting.values())
     found = rows.frame.select(*documents).first() or ()
-    return {name: parse_type(kind) for name, kind in zip(fitting, found, strict=True) if is_nested(kind)}
+    kinds = {name: kind for name, kind in zip(fitting, found, strict=True) if is_nested(kind)}
+    return {name: parse_type(kind, of_values=True) for name, kind in kinds.items()}
 
 
 def merge_problems(problems: Iterable[ColumnProblem]) -> tuple[ColumnProblem, ...]:

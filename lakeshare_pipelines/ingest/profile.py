@@ -5,14 +5,15 @@ over the sample, after its first rows have shown what to look for; only uniquene
 """
 
 import csv
+import io
 import itertools
 import logging
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.parsers import expat
@@ -36,7 +37,7 @@ from lakeshare_pipelines.ingest.delivery import (
 )
 from lakeshare_pipelines.ingest.landing import is_data
 from lakeshare_pipelines.ingest.raw_rows import SPARK_FORMATS, make_parquet_columns, split_json_document
-from lakeshare_pipelines.ingest.readable import BOM, Refused, XmlRows, check_avro, guess_row_tag
+from lakeshare_pipelines.ingest.readable import BOM, Refused, XmlRows, check_avro, encoding_fix, guess_row_tag
 from lakeshare_pipelines.spark.rows import to_contract_type
 from lakeshare_pipelines.spark.session import escape_glob
 from lakeshare_server.lazy import LazyModule
@@ -150,17 +151,12 @@ def _name_files(stems: Sequence[str], folder: str) -> tuple[str, str]:
     """Returns a table's name, and the `source` that fits all the stems."""
     if len(set(stems)) == 1:
         return stems[0], stems[0]
-    prefix = reduce(lambda one, other: "".join(_common(one, other)), stems)
+    prefix = os.path.commonprefix(stems)  # noqa: RUF071  no paths
     head = prefix.rpartition("-")[0]
     if head and all(stem == head or stem.startswith(f"{head}-") for stem in stems):
         return head, head
     name = prefix.rstrip("0123456789-_. ") or folder
     return name, f"{prefix}*"
-
-
-def _common(one: str, other: str) -> list[str]:
-    pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
-    return [first for first, _ in pairs]
 
 
 def _read_head(path: Path) -> str:
@@ -172,8 +168,10 @@ def _read_head(path: Path) -> str:
         # A character may be cut off at the end.
         text = head.decode("utf-8", errors="strict" if len(head) < HEAD_BYTES else "ignore")
     except UnicodeDecodeError as error:
-        fix = "Convert it, as with `iconv -f LATIN1 -t UTF-8`."
-        raise SampleError(str(path), f"is not UTF-8: byte {error.start}", fix) from error
+        reason = f"is not UTF-8: byte {error.start}"
+        raise SampleError(str(path), reason, f"{encoding_fix(head)}.") from error
+    if "\0" in text:
+        raise SampleError(str(path), "has a zero byte", f"{encoding_fix(head)}.")
     if not text.strip(BOM + " \r\n"):
         raise SampleError(str(path), "holds nothing", "Give a file with a header and rows.")
     return text.removeprefix(BOM)
@@ -245,13 +243,15 @@ def _read_csv(
 ) -> Sample:
     text = _read_head(files[0])
     delimiter = sniff_delimiter(text)
-    rows = list(itertools.islice(csv.reader(text.splitlines(keepends=True), delimiter=delimiter), HEAD_ROWS))
+    rows = list(itertools.islice(_parse_csv(text, delimiter), HEAD_ROWS))
     header = [cell.strip() for cell in rows[0]]
     _require_header(str(files[0]), header)
-    # The last row of a head may end within quotes.
-    reading = Reading(delimiter=delimiter, multiline=any("\n" in cell for row in rows[:-1] for cell in row))
+    # The last row may end within quotes: of a head in the next part of its file, or with a quote that is never closed.
+    whole = rows if len(text) < HEAD_BYTES and text.count('"') % 2 == 0 else rows[:-1]
+    has_line_ends = any("\n" in cell or "\r" in cell for row in whole for cell in row)
+    reading = Reading(delimiter=delimiter, multiline=has_line_ends)
     for path in files[1:]:
-        [other] = itertools.islice(csv.reader(_read_head(path).splitlines(), delimiter=delimiter), 1)
+        other = next(_parse_csv(_read_head(path), delimiter), [])
         if [cell.strip() for cell in other] != header:
             fix = "Draft a contract from files with the same columns."
             raise SampleError(str(path), f"has other columns than {files[0].name}", fix)
@@ -278,6 +278,10 @@ def _read_csv(
     )
 
 
+def _parse_csv(text: str, delimiter: str) -> Iterator[list[str]]:
+    return csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+
+
 def _count_unclosed_quotes(spark: "SparkSession", paths: list[str], head: str) -> int:
     """Counts lines with an odd number of quotes, if the beginning of the first file has any."""
     if not any(line.count('"') % 2 for line in head.splitlines()[:-1]):
@@ -287,6 +291,8 @@ def _count_unclosed_quotes(spark: "SparkSession", paths: list[str], head: str) -
 
 
 def _require_header(file: str, header: Sequence[str]) -> None:
+    if not any(header):
+        raise SampleError(file, "has no names in its first line", "Begin it with a header.")
     for place, name in enumerate(header, 1):
         if not name:
             raise SampleError(file, f"column {place} has no name in the header", "Give it one.")
@@ -343,7 +349,7 @@ def _infer_nested(frame: "DataFrame", columns: Sequence[str]) -> dict[str, str]:
     nested = {}
     for name, kind, others in zip(columns, found[::2], found[1::2], strict=True):
         if not others and is_nested(kind):
-            inferred = str(_guess_parts(parse_type(kind)))
+            inferred = str(_guess_parts(parse_type(kind, of_values=True)))
             if len(inferred) <= MAX_INFERRED and explain_wrong_type(inferred, None, "iceberg") is None:
                 nested[name] = inferred
     return nested
@@ -420,20 +426,9 @@ def _read_parquet(spark: "SparkSession", files: Sequence[Path], title: str, name
     return from_frame(rows.select(*make_parquet_columns(rows, schema)), title, name, source)
 
 
-CONTRACT_TYPES = {
-    "boolean": "boolean",
-    "tinyint": "int",
-    "smallint": "int",
-    "int": "int",
-    "bigint": "bigint",
-    "float": "float",
-    "double": "double",
-    "string": "string",
-    "date": "date",
-    "timestamp": "timestamp",
-    "timestamp_ntz": "timestamp",
-    "void": "string",
-}
+_SAME = ("boolean", "int", "bigint", "float", "double", "string", "date", "timestamp")
+_OTHERS = {"tinyint": "int", "smallint": "int", "timestamp_ntz": "timestamp", "void": "string"}
+CONTRACT_TYPES = {kind: kind for kind in _SAME} | _OTHERS
 """The types of a contract, which tables of both formats can have, by those of Spark."""
 
 

@@ -84,14 +84,29 @@ def require_readable(file: LandingFile, limits: ReadingLimits = DEFAULT_LIMITS) 
     except (OSError, csv.Error) as error:
         reason = f"cannot be read: {getattr(error, 'strerror', None) or error}"
         raise _error(file, reason, "Check the file and its permissions") from error
-    return ReadableFile(file, limits, header=tuple(name.strip() for name in names))
+    header = tuple(name.strip() for name in names)
+    if file.format == "csv" and not any(header):
+        raise _error(file, "has no names in its first line", "Begin it with a header")
+    return ReadableFile(file, limits, header=header)
+
+
+def encoding_fix(begin: bytes | bytearray) -> str:
+    """What to do with a text file that begins so and is not UTF-8, or has zero bytes."""
+    if begin.startswith(b"\x1f\x8b"):
+        return "It is compressed: give it a name that ends with .gz"
+    if begin.startswith(b"PK\3\4"):
+        return "It is a ZIP archive, as spreadsheets are: deliver the text that is in it"
+    if begin.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or 0 in begin[:2]:
+        return "Convert it, as with `iconv -f UTF-16 -t UTF-8`"
+    return "Remove it: `tr -d '\\0'`" if 0 in begin else "Convert it, as with `iconv -f LATIN1 -t UTF-8`"
 
 
 def _decode_whole_file(file: LandingFile, limits: ReadingLimits) -> str:
     """Decodes the whole of a text file and returns its beginning."""
     decoder = codecs.getincrementaldecoder("utf-8")()
-    head, line, unended_bytes = "", 1, 0
+    head, begin, line, unended_bytes = "", b"", 1, 0
     for chunk in _chunks(file, limits):
+        begin = begin or chunk
         ends = [end for end in (chunk.find(b"\n"), chunk.find(b"\r")) if end >= 0]
         first, last = min(ends, default=len(chunk)), max(chunk.rfind(b"\n"), chunk.rfind(b"\r"))
         # Lines within one chunk are shorter than any limit.
@@ -103,15 +118,16 @@ def _decode_whole_file(file: LandingFile, limits: ReadingLimits) -> str:
             text = decoder.decode(chunk)
         except UnicodeDecodeError as error:
             line += error.object[: error.start].count(b"\n")
-            raise _not_utf8(file, line, f"byte 0x{error.object[error.start]:02x}") from error
+            raise _not_utf8(file, begin, line, f"byte 0x{error.object[error.start]:02x}") from error
         if "\0" in text:
-            raise _not_utf8(file, line + text[: text.index("\0")].count("\n"), "a zero byte, as in UTF-16,")
+            line += text[: text.index("\0")].count("\n")
+            raise _error(file, f"has a zero byte in line {line}", encoding_fix(chunk))
         head = head or text
         line += text.count("\n")
     try:
         decoder.decode(b"", final=True)
     except UnicodeDecodeError as error:
-        raise _not_utf8(file, line, "a character that is cut off at the end") from error
+        raise _not_utf8(file, begin, line, "a character that is cut off at the end") from error
     if not head.strip(BOM + " \r\n"):
         raise _error(file, "holds nothing", "Deliver the file again; a table without rows has a header")
     return head
@@ -220,7 +236,7 @@ def _check_json(file: LandingFile, limits: ReadingLimits) -> ReadableFile:
         document = json.loads(content.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
-        raise _not_utf8(file, line, f"byte 0x{content[error.start]:02x}") from error
+        raise _not_utf8(file, content, line, f"byte 0x{content[error.start]:02x}") from error
     except json.JSONDecodeError as error:
         reason = f"is no JSON document: {error.msg} in line {error.lineno}, column {error.colno}"
         raise _error(file, reason, f"Correct it. {fix}, if it has several documents") from error
@@ -382,9 +398,8 @@ def guess_row_tag(pieces: Iterable[bytes]) -> str:
     return single[0]
 
 
-def _not_utf8(file: LandingFile, line: int, what: str) -> DeliveryError:
-    fix = "Convert it, as with `iconv -f LATIN1 -t UTF-8`"
-    return _error(file, f"is not UTF-8: {what} in line {line}", fix)
+def _not_utf8(file: LandingFile, begin: bytes | bytearray, line: int, what: str) -> DeliveryError:
+    return _error(file, f"is not UTF-8: {what} in line {line}", encoding_fix(begin))
 
 
 def _error(file: LandingFile, reason: str, fix: str) -> DeliveryError:

@@ -268,10 +268,31 @@ def test_objects_and_arrays_of_json_are_nested_columns(lake: Lake, tmp_path: Pat
     # Of several kinds, without fields, or with names that a contract cannot have: their texts are kept.
     assert sample.columns == ("id", "mixed", "free", "empty", "kinds", "odd")
     alone = tmp_path / "alone.jsonl"
-    alone.write_text('{"a": [1, 2.5]}\n')
+    alone.write_text('{"a": [1, 2.5], "deep": ' + "[" * 12 + "]" * 12 + ', "cased": {"b": 1, "B": 2}}\n')
     (tmp_path / "alone.yaml").write_text(render(draft_contract(read_files(lake.spark, [str(alone)]))))
     [table] = load_contract(tmp_path / "alone.yaml").tables
-    assert [(column.name, column.type) for column in table.columns] == [("a", "array<double>")]
+    types = {column.name: column.type for column in table.columns}
+    assert types == {"a": "array<double>", "deep": "array<" * 10 + "string" + ">" * 10, "cased": "string"}
+
+
+@pytest.mark.parametrize(
+    ("text", "rows", "is_multiline"),
+    [
+        ('id,note\r1,"a\rb"\r2,c\r', 2, True),  # lines that end with CR, as on old Macs
+        ('id,note\n1,a\n2,"b\nc"\n', 2, True),  # in the last row only
+        (
+            'id,note\n1,a\u2028b\n2,"c\n',
+            2,
+            False,
+        ),  # neither: other line ends, and a quote that is never closed
+    ],
+)
+def test_line_breaks_within_fields_are_found(
+    lake: Lake, tmp_path: Path, text: str, rows: int, is_multiline: bool
+) -> None:
+    (tmp_path / "notes.csv").write_text(text, newline="")
+    sample = read_files(lake.spark, [str(tmp_path / "notes.csv")])
+    assert (sample.reading.multiline, sample.frame.count()) == (is_multiline, rows)
 
 
 def test_lines_with_an_unclosed_quote_are_allowed_for(lake: Lake, tmp_path: Path) -> None:
@@ -335,7 +356,10 @@ def test_what_no_contract_can_be_drafted_from_is_named(lake: Lake, tmp_path: Pat
         "u.avro": (avro_bytes([{"id": {"id": None}}], {"id": "row"}), "has the type 'row' within itself"),
         "g.csv.gz": ("x", "cannot be read: Not a gzipped file"),
         "o.xml": ("<rows><row/><row/></rows>", "the elements <row> have no values"),
-        "p.csv": (b"id\ncaf\xe9\n", "is not UTF-8: byte 6"),
+        "p.csv": (b"id\ncaf\xe9\n", "is not UTF-8: byte 6.*LATIN1"),
+        "v.csv": (b"\x1f\x8b\x08", "is not UTF-8: byte 1.*ends with .gz"),
+        "w.jsonl": ('{"id": 1}'.encode("utf-16-le"), "has a zero byte.*iconv -f UTF-16"),
+        "x.csv": ("\n\nid\n1\n", "has no names in its first line. Begin it with a header"),
         "q.parquet": (parquet_bytes({"id": [dt.time(1)]}), "The data type TIME is not supported"),
         "r.orc": (orc_bytes({"id": [1], "ID": [1]}), "The column `id` already exists"),
         "s.jsonl": ('{"id": [1], "ID": [1]}\n', "Ambiguous reference to the field `id`"),

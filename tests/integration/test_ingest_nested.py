@@ -116,7 +116,10 @@ def test_nested_values_that_do_not_fit_are_rejected_and_unknown_fields_are_probl
     good = {1: GOOD, 9: {"items": [{"skuId": "", "qty": ""}, None], "tags": {}}}
     lines = json_lines([{"id": number, **row} for number, row in sorted({**bad, **good}.items())])
     parquet = parquet_bytes({"id": [11, 12], "items": [[{"skuId": "a", "qty": 1 << 40}], None]})
-    other = json_lines([{"id": 13, "items": [{"skuId": "a", "colour": "red"}], "place": {"at": {"hour": 5}}}])
+    deep = json.loads('{"k":' * 12 + "1" + "}" * 12)
+    other = json_lines(
+        [{"id": 13, "items": [{"skuId": "a", "colour": "red"}], "place": {"at": {"hour": 5, "Hour": deep}}}]
+    )
     wrong = pa.list_(pa.struct({"skuId": pa.float64(), "size": pa.int64()}))
     columns = {"id": [14], "items": [[{"skuId": 1.5, "size": 2}]], "place": ["Ulm"]}
     typed = parquet_bytes(columns, items=wrong)
@@ -136,6 +139,7 @@ def test_nested_values_that_do_not_fit_are_rejected_and_unknown_fields_are_probl
     for expected in (
         "column 'items.colour' is not in the contract in all/readings-1.jsonl and 1 more files",
         "column 'place.at.hour' is not in the contract in all/readings-1.jsonl and 1 more files",
+        "column 'place.at.Hour' is not in the contract in all/readings-1.jsonl and 1 more files",
         f"column 'items' is array<struct<skuId:double,size:bigint>>, not {TYPES['items']}, in all/readings-4.parquet",
         f"column 'place' is string, not {TYPES['place']}, in all/readings-4.parquet",
     ):

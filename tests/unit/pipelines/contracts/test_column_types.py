@@ -60,6 +60,22 @@ def test_unknown_fields_are_found_at_any_depth() -> None:
     assert find_unknown_fields(expected, found, "c") == ["c.l.x", "c.m.b", "c.a key"]
 
 
+def test_a_type_of_values_may_be_one_that_no_contract_has() -> None:
+    """Names may differ by case only; what is nested deeper than in a contract is not looked into."""
+    deep = "ARRAY<" * 10 + "OBJECT<`a>b`: BIGINT>" + ">" * 10
+    for text, reason, found in (
+        (deep, "nested more than 10 times", "array<" * 10 + "string" + ">" * 10),
+        (
+            "OBJECT<a: BIGINT, A: OBJECT<b: STRING>>",
+            "the field 'A' twice",
+            "struct<a:BIGINT,A:struct<b:STRING>>",
+        ),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            parse_type(text)
+        assert str(parse_type(text, of_values=True)).lower() == found.lower()
+
+
 @pytest.mark.parametrize(
     ("column", "reading", "reason"),
     [
