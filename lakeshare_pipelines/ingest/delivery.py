@@ -41,7 +41,7 @@ MAX_MANIFEST_BYTES = 64 << 20
 FileFormat = Literal["csv", "jsonl", "xml", "parquet", "orc", "avro"]
 
 TEXT_SUFFIXES: dict[str, FileFormat] = {
-    ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".xml": "xml"
+    ".csv": "csv", ".tsv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".xml": "xml"
 }  # fmt: skip
 """Those that may be followed by the suffix of a codec."""
 BINARY_SUFFIXES: dict[str, FileFormat] = {".parquet": "parquet", ".orc": "orc", ".avro": "avro"}

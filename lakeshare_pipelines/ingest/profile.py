@@ -246,8 +246,8 @@ def _read_csv(
     rows = list(itertools.islice(_parse_csv(text, delimiter), HEAD_ROWS))
     header = [cell.strip() for cell in rows[0]]
     _require_header(str(files[0]), header)
-    # The last row may end within quotes: of a head in the next part of its file, or with a quote that is never closed.
-    whole = rows if len(text) < HEAD_BYTES and text.count('"') % 2 == 0 else rows[:-1]
+    # The last row may end within quotes: the head is cut off there, or a quote is never closed.
+    whole = rows[:-1] if text.count('"') % 2 else rows
     has_line_ends = any("\n" in cell or "\r" in cell for row in whole for cell in row)
     reading = Reading(delimiter=delimiter, multiline=has_line_ends)
     for path in files[1:]:

@@ -297,8 +297,9 @@ def test_line_breaks_within_fields_are_found(
 
 def test_lines_with_an_unclosed_quote_are_allowed_for(lake: Lake, tmp_path: Path) -> None:
     lines = ["id,what", *(f'{number},{number}" pipe' for number in range(3)), *["9,pipe"] * 97]
-    (tmp_path / "pipes.csv").write_text("\n".join(lines))
-    drafted = draft_contract(read_files(lake.spark, [str(tmp_path / "pipes.csv")]))
+    (tmp_path / "pipes.tsv").write_text("\n".join(lines).replace(",", "\t"))
+    drafted = draft_contract(read_files(lake.spark, [str(tmp_path / "pipes.tsv")]))
+    assert drafted.reading == {"delimiter": "\t"}
     assert drafted.max_quarantined_fraction == pytest.approx(0.06, abs=0.002)
 
 

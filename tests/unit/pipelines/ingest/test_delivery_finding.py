@@ -158,6 +158,7 @@ def test_all_tables_of_a_set_arrive_together(tmp_path: Path) -> None:
         "departures.csv",
         "departures.csv.gz",
         "departures-0001.csv",
+        "departures.tsv.gz",
         "departures.jsonl",
         "departures.ndjson.gz",
         "departures.jsonl.zst",

@@ -47,7 +47,7 @@ def test_a_codec_unpacks_in_pieces_and_finds_what_is_cut_off_or_of_another_kind(
         (
             "readings.csv.lz4",
             "is compressed with LZ4, which is not read",
-            r"\.csv, \.jsonl.*followed by \.gz, \.bz2",
+            r"\.csv, \.tsv, \.jsonl.*followed by \.gz, \.bz2",
         ),
         ("readings.json.xz", "is compressed with xz, which is not read", r"\.zst, \.deflate"),
         ("readings.zip", "is compressed with zip, which is not read", r"\.parquet, \.orc, \.avro"),
