@@ -42,7 +42,7 @@ PIPELINES = ("pipelines", "demo")
 # A start of `lakeshare serve` until /healthz responds may take so many times the processor time of an import of its
 # largest libraries.
 LIBRARIES = "import fastapi, pyarrow.compute, sqlalchemy.orm, time; print(time.process_time())"
-MAX_RATIO, MAX_STARTS = 3.5, 5
+MAX_RATIO, MAX_STARTS = 4, 5
 # Half of a short run of Spark is otherwise its just-in-time compiler.
 SHORT_RUNS = {
     "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
