@@ -97,16 +97,16 @@ def encoding_fix(begin: bytes | bytearray) -> str:
     if begin.startswith(b"PK\3\4"):
         return "It is a ZIP archive, as spreadsheets are: deliver the text that is in it"
     if begin.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or 0 in begin[:2]:
-        return "Convert it, as with `iconv -f UTF-16 -t UTF-8`"
-    return "Remove it: `tr -d '\\0'`" if 0 in begin else "Convert it, as with `iconv -f LATIN1 -t UTF-8`"
+        return "Convert it: `iconv -f UTF-16 -t UTF-8`"
+    without_zeros = "Send text without zero bytes: `tr -d '\\0'`"
+    return without_zeros if 0 in begin else "Convert it: `iconv -f LATIN1 -t UTF-8`"
 
 
 def _decode_whole_file(file: LandingFile, limits: ReadingLimits) -> str:
     """Decodes the whole of a text file and returns its beginning."""
     decoder = codecs.getincrementaldecoder("utf-8")()
-    head, begin, line, unended_bytes = "", b"", 1, 0
+    head, line, unended_bytes = "", 1, 0
     for chunk in _chunks(file, limits):
-        begin = begin or chunk
         ends = [end for end in (chunk.find(b"\n"), chunk.find(b"\r")) if end >= 0]
         first, last = min(ends, default=len(chunk)), max(chunk.rfind(b"\n"), chunk.rfind(b"\r"))
         # Lines within one chunk are shorter than any limit.
@@ -118,7 +118,7 @@ def _decode_whole_file(file: LandingFile, limits: ReadingLimits) -> str:
             text = decoder.decode(chunk)
         except UnicodeDecodeError as error:
             line += error.object[: error.start].count(b"\n")
-            raise _not_utf8(file, begin, line, f"byte 0x{error.object[error.start]:02x}") from error
+            raise _not_utf8(file, error.object, line, f"byte 0x{error.object[error.start]:02x}") from error
         if "\0" in text:
             line += text[: text.index("\0")].count("\n")
             raise _error(file, f"has a zero byte in line {line}", encoding_fix(chunk))
@@ -127,7 +127,7 @@ def _decode_whole_file(file: LandingFile, limits: ReadingLimits) -> str:
     try:
         decoder.decode(b"", final=True)
     except UnicodeDecodeError as error:
-        raise _not_utf8(file, begin, line, "a character that is cut off at the end") from error
+        raise _not_utf8(file, b"", line, "a character that is cut off at the end") from error
     if not head.strip(BOM + " \r\n"):
         raise _error(file, "holds nothing", "Deliver the file again; a table without rows has a header")
     return head

@@ -121,6 +121,9 @@ def test_another_delimiter_and_fields_over_several_lines_are_read_when_the_contr
     assert values_of(table) == [{**VALUES, "name": "two\nlines; one field"}]
     assert table.rejected is not None
     assert [(row.line, row.reason) for row in table.rejected.collect()] == [(3, "id: 'x' is not int")]
+    windows = landed(tmp_path, contract, {"readings.csv": text.replace("\n", "\r\n")})
+    again = read_delivery(lake.spark, contract, [windows])["sensors.readings"].read()
+    assert values_of(again) == [{**VALUES, "name": "two\nlines; one field"}]
 
 
 def test_a_byte_order_mark_and_windows_line_ends_are_no_part_of_the_data(lake: Lake, tmp_path: Path) -> None:

@@ -53,6 +53,7 @@ UNREADABLE: dict[str, tuple[str, bytes, str, str]] = {
     "a zero byte": ("readings-2.csv", GOOD.encode() + b"3,\0\n", "has a zero byte in line 3", "tr -d '\\0'"),
     "gzip without its ending": ("readings-2.csv", gzip.compress(GOOD.encode()), "is not UTF-8", "ends with .gz"),
     "ZIP": ("readings-2.csv", b"PK\3\4\x14\0" + GOOD.encode(), "has a zero byte", "is a ZIP archive"),
+    "no text": ("readings-2.csv", b"\xd0\xcf\x11\xe0\xa1\0", "byte 0xd0 in line 1", "text without zero bytes"),
     "no header": ("readings-2.csv", b"\n\n" + GOOD.encode(), "no names in its first line", "Begin it with"),
     "cut Avro": ("readings-2.avro", avro_bytes(AVRO)[:-20], "is no sound Avro file: it is cut off", "Transfer"),
     "no Avro": ("readings-2.avro", GOOD.encode(), "is no sound Avro file: it does not begin like", "Transfer"),
