@@ -70,10 +70,10 @@ def read_iceberg(
     require_known_types(schema, table.format_version, root)
     live = live_files(stores, snapshot, root)
     files = live.data
-    unknown = sorted(set(files.spec_ids) - table.specs().keys())
+    unknown = sorted({*files.spec_ids, table.default_spec_id} - table.specs().keys())
     if unknown:
         raise Unserveable(
-            f"{root} has manifests of the partition spec {unknown[0]}, which its metadata does not have.",
+            f"{root} is partitioned by the spec {unknown[0]}, which its metadata does not have.",
             "Check that the table's metadata folder is whole, or publish another snapshot.",
         )
     _require_no_encryption(live, root)

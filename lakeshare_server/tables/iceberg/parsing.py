@@ -50,6 +50,8 @@ def parse_metadata(content: bytes, snapshot_id: int) -> TableMetadata:
             fields["schemas"] = [with_foreign_types(schema) for schema in fields["schemas"]]
             if version == 1 and "current-schema-id" in fields:
                 fields.setdefault("schema", fields["schemas"][0])  # pyiceberg requires it, and reads the list
+        if version == 1 and (specs := fields.get("partition-specs")):  # there, the default is optional
+            fields.setdefault("default-spec-id", max(spec["spec-id"] for spec in specs))
         if "schema" in fields:
             fields["schema"] = with_foreign_types(fields["schema"])
         fields["snapshots"] = [_reduce_snapshot(one, snapshot_id) for one in fields.get("snapshots") or ()]

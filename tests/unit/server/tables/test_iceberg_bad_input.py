@@ -19,7 +19,7 @@ from lakeshare_server.catalog import Ledger
 from lakeshare_server.errors import Unserveable
 from lakeshare_server.tables import TableSnapshot, read_iceberg
 from lakeshare_server.tables.iceberg import parsing
-from lakeshare_server.tables.iceberg.metadata import MetadataError
+from lakeshare_server.tables.iceberg.metadata import NO_SNAPSHOT, MetadataError
 from lakeshare_server.tables.iceberg.parsing import parse_metadata
 from tests.builders.campaign import IS_CAMPAIGN
 from tests.builders.iceberg_manifests import (
@@ -31,7 +31,7 @@ from tests.builders.iceberg_manifests import (
     by_day,
     the_schema,
 )
-from tests.builders.lake_tables import an_iceberg_table, some_rows
+from tests.builders.lake_tables import IcebergTable, an_iceberg_table, some_rows
 from tests.builders.sharing import FLIGHTS, a_provider, a_server, files
 
 Change = Callable[[dict[str, Any]], object]
@@ -224,8 +224,23 @@ def test_a_list_with_fewer_files_than_the_summary_says_is_refused(tmp_path: Path
 def test_manifests_of_a_spec_that_is_not_there_are_refused(tmp_path: Path) -> None:
     location = Path(a_told_table(tmp_path, the_schema(), by_day(), [an_entry(1, snapshot_id=1)]))
     a_snapshot(tmp_path, [a_manifest(tmp_path / "m.avro", [an_entry(1, snapshot_id=1)])], partition_spec_id=7)
-    with pytest.raises(Unserveable, match=r"has manifests of the partition spec 7, which its metadata"):
+    with pytest.raises(Unserveable, match=r"is partitioned by the spec 7, which its metadata does not have"):
         read(location, SNAPSHOT)
+
+
+def test_version_1_may_leave_out_which_partition_spec_is_the_default(tmp_path: Path) -> None:
+    """Iceberg spec, "Table Metadata Fields", `default-spec-id`. It counts where there are no files: the newest one."""
+    made = IcebergTable(tmp_path, some_rows().schema)
+    old = Path(made.table.metadata_location.removeprefix("file://"))
+    field = {"name": "p", "transform": "identity", "field-id": 1000}
+    specs = [{"spec-id": spec, "fields": [field | {"source-id": spec}]} for spec in (2, 1)]
+    changed(old, lambda told: told.update({"format-version": 1, "partition-specs": specs}))
+    changed(old, lambda told: told.pop("default-spec-id"))
+    columns = [field.name for field in made.table.schema().fields]
+    assert read(old, NO_SNAPSHOT).head.partition_columns == (columns[1],)
+    changed(old, lambda told: told.update({"default-spec-id": 7}))
+    with pytest.raises(Unserveable, match=r"is partitioned by the spec 7"):
+        read(old, NO_SNAPSHOT)
 
 
 @pytest.mark.parametrize("counts", [{"added_files_count": 2}, {"added_rows_count": 11}])
