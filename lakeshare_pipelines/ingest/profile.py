@@ -39,7 +39,7 @@ from lakeshare_pipelines.ingest.landing import is_data
 from lakeshare_pipelines.ingest.raw_rows import SPARK_FORMATS, make_parquet_columns, split_json_document
 from lakeshare_pipelines.ingest.readable import BOM, Refused, XmlRows, check_avro, encoding_fix, guess_row_tag
 from lakeshare_pipelines.spark.rows import to_contract_type
-from lakeshare_pipelines.spark.session import escape_glob
+from lakeshare_pipelines.spark.session import REWRITE, escape_glob, explain_damage
 from lakeshare_server.lazy import LazyModule
 from lakeshare_server.tables.iceberg.avro import AvroError
 
@@ -561,7 +561,20 @@ class _Head:
 
 
 def profile_sample(sample: Sample) -> Profile:
-    """Reads the first rows, then all of them in a pass; in a second one if other texts turn out to mean empty."""
+    """Reads the first rows, then all of them in a pass; in a second one if other texts turn out to mean empty.
+
+    Raises:
+        SampleError: a file is damaged.
+    """
+    try:
+        return _profile(sample)
+    except Exception as error:
+        if (damage := explain_damage(str(error))) is None:
+            raise
+        raise SampleError(sample.title, damage, f"{REWRITE}.") from error
+
+
+def _profile(sample: Sample) -> Profile:
     heads = _read_heads(sample)
     tokens = {text for head in heads if not head.is_free_text for text in head.values if text in NULL_TOKENS}
     if not sample.is_text:

@@ -170,7 +170,10 @@ def _parquet_schema(file: LandingFile, limits: ReadingLimits) -> "pa.Schema":
     except (pa.ArrowException, ValueError) as error:
         first = str(error).splitlines()[0].rstrip(".")
         raise _error(file, f"is no sound Parquet file: {first}", TRANSFER) from error
-    groups = (footer.row_group(number) for number in range(footer.num_row_groups))
+    groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
+    if sum(group.num_rows for group in groups) != footer.num_rows:
+        # Spark reads as many rows as the groups have.
+        raise _error(file, "is no sound Parquet file: its row groups have other numbers of rows", TRANSFER)
     _require_unpacked(file, sum(group.total_byte_size for group in groups), limits)
     return schema
 

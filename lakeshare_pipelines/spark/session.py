@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from lakeshare_pipelines.errors import (
     DeliveryError,
@@ -229,7 +230,9 @@ def make_driver_conf(settings: LakeSettings) -> dict[str, str]:
 
 def _make_hadoop_conf(settings: LakeSettings) -> dict[str, str]:
     found = [make_hadoop_conf(stores, location) for stores, location in _list_locations(settings)]
-    return {name: value for conf in found for name, value in conf.items()}
+    # Otherwise a file that was damaged on its way is read with other values. PyArrow writes no checksums by default.
+    checked = {"parquet.page.verify-checksum.enabled": "true"}
+    return checked | {name: value for conf in found for name, value in conf.items()}
 
 
 def list_session_jars(settings: LakeSettings) -> tuple[str, ...]:
@@ -575,6 +578,8 @@ NO_EXECUTOR = "the cluster had no executor for this run"
 CONTEXT_STOPPED = ("SparkContext was shut down", "stopped SparkContext", "All masters are unresponsive")
 EXECUTOR_POLL_S = 1.0
 TOO_LONG = ("exceeds the maximum number of characters defined in your parser", "Index 20480 out of bounds")
+UNREADABLE = "[FAILED_READ_FILE.NO_HINT]"
+REWRITE = "Transfer it again, or write it with another program"
 ENDING_S = 5
 
 
@@ -588,7 +593,7 @@ def translate_errors(
 
     Raises:
         SparkError: the driver that this process started has ended, memory did not suffice, or a disk is full.
-        DeliveryError: a value of a file is longer than a line may be.
+        DeliveryError: a file is damaged, or a value of it is longer than a line may be.
         NessieError, IcebergCatalogError: the catalog does not respond.
         WarehouseError, StoreError: the store of the tables, or of deliveries, refuses a request, or does not respond.
     """
@@ -622,12 +627,6 @@ def _translate_error(
     if any(words in text for words in DISK_FULL):
         reason = f"{doing}: the disk is full"
         return SparkError(reason, f"free space below {settings.lake_root}, then run again")
-    named = [file for file in files if _get_name(file) in text]
-    if named and any(words in text for words in TOO_LONG):
-        # `<landing>/<set>/<partition>/<file>`
-        reason = f"a value is longer than {settings.max_line_mb} MiB or a row than 20,480 fields, as with an open quote"
-        fix = "Correct the file, or raise LAKESHARE_MAX_LINE_MB, and LAKESHARE_SPARK_DRIVER_MEMORY with it."
-        return DeliveryError("/".join(named[0].split("/")[-3:]), reason, fix)
     if any(words in text for words in NO_MEMORY):
         return _make_memory_error(settings, doing, files, text)
     if any(name in text for name in FAILURES) and (failed := _find_failed_store(settings, text)):
@@ -638,7 +637,26 @@ def _translate_error(
     if any(name in text for name in NESSIE_GONE):
         message = f"{doing}: the catalog does not answer; run again, `lakeshare doctor` checks it"
         return NessieError(0, "UNREACHABLE", message)
-    return None
+    # `<landing>/<set>/<partition>/<file>`; Spark names a URI.
+    named = ["/".join(file.split("/")[-3:]) for file in files if _get_name(file) in unquote(text)]
+    return _find_file_error(settings, named[0], text) if named else None
+
+
+def _find_file_error(settings: LakeSettings, file: str, text: str) -> DeliveryError | None:
+    if any(words in text for words in TOO_LONG):
+        reason = f"a value is longer than {settings.max_line_mb} MiB or a row than 20,480 fields, as with an open quote"
+        fix = "Correct the file, or raise LAKESHARE_MAX_LINE_MB, and LAKESHARE_SPARK_DRIVER_MEMORY with it."
+        return DeliveryError(file, reason, fix)
+    damage = explain_damage(text)
+    return None if damage is None else DeliveryError(file, damage, f"{REWRITE}.")
+
+
+def explain_damage(text: str) -> str | None:
+    """Why Spark cannot read the values of a file whose footer it can read; None if an error says something else."""
+    if UNREADABLE not in text:
+        return None
+    causes = re.findall(r"^Caused by: (?:\w+[.$])*(.*)", text, re.MULTILINE)
+    return f"Spark cannot read its values: {causes[-1] if causes else 'it gives no cause'}"
 
 
 def _find_cluster_error(settings: LakeSettings, doing: str, text: str) -> SparkError | None:

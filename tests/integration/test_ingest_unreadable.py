@@ -3,14 +3,19 @@
 import bz2
 import datetime as dt
 import gzip
+import io
 import zlib
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from pyarrow import orc
 
-from lakeshare_pipelines.errors import DeliveryError
+from lakeshare_pipelines.errors import DeliveryError, SampleError
+from lakeshare_pipelines.ingest.draft import draft_contract
 from lakeshare_pipelines.ingest.frame import read_delivery
+from lakeshare_pipelines.ingest.profile import read_files
 from lakeshare_pipelines.ingest.readable import ReadingLimits
 from lakeshare_pipelines.spark.session import translate_errors
 from lakeshare_pipelines.wap.staged import Lake
@@ -28,6 +33,9 @@ TWO_COLUMNS = [{"name": "id", "physicalType": "int"}, {"name": "name", "logicalT
 GOOD = "id,name\n1,a\n"
 AVRO = [{"id": number, "big": number} for number in range(100)]
 XML = "<rows>\n<row><id>1</id><name>a</name></row></rows>"
+PARQUET = parquet_bytes({"id": list(range(500))})
+# As a varint of Thrift in the footer; the last one is that of the only row group.
+ROWS_500, ROWS_499 = b"\x16\xe8\x07", b"\x16\xe6\x07"
 LONG = zipped("id,name\n" + "".join(f"{number},name {number * 7919}\n" for number in range(5000)))
 
 UNREADABLE: dict[str, tuple[str, bytes, str, str]] = {
@@ -36,6 +44,8 @@ UNREADABLE: dict[str, tuple[str, bytes, str, str]] = {
     "empty Parquet": ("readings-2.parquet", b"", "is empty (0 bytes)", "Deliver the file again"),
     "cut Parquet": (
         "readings-2.parquet", parquet_bytes({"id": [1], "name": ["a"]})[:-20], "is no sound Parquet file", "Transfer"),
+    "Parquet with other rows": (
+        "readings-2.parquet", ROWS_499.join(PARQUET.rsplit(ROWS_500, 1)), "row groups have other numbers", "Transfer"),
     "no Parquet": ("readings-2.parquet", GOOD.encode(), "is no sound Parquet file", "Transfer the file again"),
     "cut ORC": ("readings-2.orc", orc_bytes({"id": [1], "name": ["a"]})[:-20], "is no sound ORC file", "Transfer"),
     "no ORC": ("readings-2.orc", GOOD.encode(), "is no sound ORC file", "Transfer the file again"),
@@ -128,6 +138,53 @@ def test_a_quote_that_is_never_closed_is_refused_before_the_value_fills_the_memo
         translate_errors(settings, "staging", {file.location: file.size_bytes for file in delivery.files}),
     ):
         read_delivery(lake.spark, contract, [delivery], ReadingLimits(max_line_mb=1))
+
+
+def a_damaged_parquet() -> bytes:
+    """One bit of an uncompressed value is another; the page has a checksum."""
+    written = io.BytesIO()
+    rows = pa.table({"id": pa.array(range(1000), pa.int32()), "name": ["a"] * 1000})
+    pq.write_table(rows, written, compression="none", use_dictionary=False, write_page_checksum=True)
+    content = bytearray(written.getvalue())
+    content[content.index((500).to_bytes(4, "little") + (501).to_bytes(4, "little"))] ^= 1
+    return bytes(content)
+
+
+def a_damaged_orc() -> bytes:
+    """ORC has no checksums, but a damaged block cannot be decompressed."""
+    written = io.BytesIO()
+    orc.write_table(
+        pa.table({"id": range(1000), "name": [f"{each * 7919}" for each in range(1000)]}),
+        written,
+        compression="zlib",
+    )
+    content = written.getvalue()
+    return content[:600] + bytes(64) + content[664:]
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "cause"),
+    [
+        ("readings-2 a.parquet", a_damaged_parquet(), "CRC checksum verification failed"),
+        ("readings-2.orc", a_damaged_orc(), "."),
+    ],
+    ids=["Parquet", "ORC"],
+)
+def test_a_file_with_damaged_values_and_a_sound_footer_is_refused(
+    lake: Lake, tmp_path: Path, file: str, content: bytes, cause: str
+) -> None:
+    contract = a_readings_contract(tmp_path, columns=TWO_COLUMNS)
+    delivery = landed(tmp_path, contract, {file: content})
+    (tmp_path / file).write_bytes(content)
+    sizes = {each.location: each.size_bytes for each in delivery.files}
+    reason = rf"{file}: Spark cannot read its values: .*{cause}.*Transfer it again, or write it with another"
+    with (
+        pytest.raises(DeliveryError, match=f"all/{reason}"),
+        translate_errors(lake.settings, "staging", sizes),
+    ):
+        read_delivery(lake.spark, contract, [delivery])["sensors.readings"].read()
+    with pytest.raises(SampleError, match=reason):
+        draft_contract(read_files(lake.spark, [str(tmp_path / file)]))
 
 
 def test_after_the_file_is_replaced_the_same_delivery_reads(lake: Lake, tmp_path: Path) -> None:
