@@ -308,6 +308,10 @@ def guess_partition(profile: Profile, types: Mapping[str, str]) -> tuple[str | N
     for column in profile.columns:
         if types[column.name] != "date" or column.filled < profile.rows or column.low in (None, column.high):
             continue
+        if {len(column.low), len(column.high)} != {
+            10
+        } or column.low < "0001":  # rows with other years are rejected
+            continue
         days = (dt.date.fromisoformat(column.high) - dt.date.fromisoformat(column.low)).days + 1
         rows_per_day = profile.rows // days
         if rows_per_day >= PARTITION_ROWS:

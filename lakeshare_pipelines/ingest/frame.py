@@ -83,8 +83,16 @@ def parse_text(text: "SparkColumn", kind: str) -> "SparkColumn":
         is_day_first = (F.length(text) >= 8) & (F.substring(text, 5, 1) == "-")
         if base == "date":
             is_day_first &= ~text.rlike(r"[T\s]")
-        return F.when(is_day_first, text.try_cast(kind))
+        value = text.try_cast(kind)
+        # In between no offset leads to another year.
+        value = F.when(text.between("0002", "9999"), value).otherwise(_in_calendar(value, base))
+        return F.when(is_day_first, value)
     return text.try_cast(kind)
+
+
+def _in_calendar(value: "SparkColumn", base: str) -> "SparkColumn":
+    """A date or timestamp of the years 1 to 9999, which Spark documents for its types; Python knows no others."""
+    return F.when(F.year(value).between(1, 9999), value) if base in ("date", "timestamp") else value
 
 
 def is_compatible(found: "DataType", kind: Type) -> bool:
@@ -103,8 +111,8 @@ def convert_typed(value: "SparkColumn", found: "DataType", kind: str) -> "SparkC
     """Converts a Parquet value to the contract's type; null if that loses information."""
     base, before = get_base_type(kind), get_base_type(found.simpleString())
     if found.simpleString() in (kind, "void"):
-        return value
-    new = value.try_cast(kind)
+        return _in_calendar(value, base)
+    new = _in_calendar(value.try_cast(kind), base)
     if base in INTEGERS and before in ("float", "double", "decimal"):
         # Of a float that is one too large, a cast makes the largest integer.
         return F.when((value == F.floor(value)) & (value.try_cast("decimal(38,0)") == new), new)

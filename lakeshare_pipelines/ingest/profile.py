@@ -315,8 +315,8 @@ def _read_json(
     order = [] if first is None else list(first.keys)
     columns = (*order, *sorted(present - set(order)))
     if not columns:
-        fix = 'Write one object with its fields on each line, like {"id": 1}.'
-        raise SampleError(str(files[0]), "holds no JSON object", fix)
+        fix = 'Write one object with its fields on each line, like {"id": 1}: `jq -c .`.'
+        raise SampleError(str(files[0]), "holds no JSON object on a line, and is no document", fix)
     fields = ", ".join(f"`{key.replace('`', '``')}` string" for key in columns)
     parsed = F.from_json("value", fields)
     renamed = F.when(F.json_object_keys("value").isNotNull(), parsed)

@@ -6,7 +6,9 @@ from pathlib import Path
 import pyarrow as pa
 
 from lakeshare_pipelines.ingest.compression import CODECS
+from lakeshare_pipelines.ingest.draft import draft_contract
 from lakeshare_pipelines.ingest.frame import TableFrame, read_delivery
+from lakeshare_pipelines.ingest.profile import read_files
 from lakeshare_pipelines.wap.staged import Lake
 from tests.builders.landing import COLUMNS, a_readings_contract, csv_text, landed, parquet_bytes
 
@@ -78,14 +80,30 @@ REFUSED = {
     "ratio": ["1d", "0x1p3", "1e400", "1,5", "one"],
     "price": ["12.345", "123456789.00", "1d"],
     "is_open": ["maybe", "2"],
-    "born": ["2024-02-30", "2024", "2024-01", "2024-01-01 junk", "01/02/2024", "2024-01-01T00:00:00"],
-    "seen": ["12:30", "2024", "2024-01", "2024-01-01 25:00:00", "2024-01-01 junk", "yesterday"],
+    "born": [
+        "2024-02-30",
+        "2024",
+        "2024-01",
+        "2024-01-01 junk",
+        "01/02/2024",
+        "2024-01-01T00:00:00",
+        "0000-01-01",
+    ],
+    "seen": [
+        "12:30",
+        "2024",
+        "2024-01",
+        "2024-01-01 25:00:00",
+        "2024-01-01 junk",
+        "yesterday",
+        "9999-12-31 23:59:59-01:00",
+    ],
 }
 TAKEN = {
     "id": {"517.0": 517, " 3 ": 3, "+4": 4, "-0": 0},
     "ratio": {"-1.5E3": -1500.0, ".5": 0.5, "5.": 5.0, "Infinity": float("inf")},
     "price": {"12.3": 12.3, "-0.05": -0.05, "1.230": 1.23},
-    "born": {"2024-1-5": "2024-01-05"},
+    "born": {"2024-1-5": "2024-01-05", "0001-01-01": "0001-01-01", "9999-12-31": "9999-12-31"},
     "seen": {"2024-01-05": "2024-01-05 00:00:00", "2024-01-05 01:00:00+01:00": "2024-01-05 00:00:00"},
 }
 
@@ -144,23 +162,33 @@ def test_json_that_is_not_one_object_a_line_is_set_aside(lake: Lake, tmp_path: P
 
 
 def test_parquet_values_that_do_not_fit_are_set_aside_by_row(lake: Lake, tmp_path: Path) -> None:
-    types = {"id": "int", "big": "bigint", "ratio": "float"}
+    types = {"id": "int", "big": "bigint", "ratio": "float", "born": "date"}
     columns = [{"name": name, "physicalType": kind} for name, kind in types.items()]
     contract = a_readings_contract(tmp_path, columns=columns)
-    floats = {"id": [1, 2**31, 3, 4], "big": [1.0, 1.0, 2.0**63, 1.0], "ratio": [0.5, 0.5, 0.5, 1e39]}
-    largest = {"id": [2.0**31, 5.0], "big": [Decimal(2**63 - 1)] * 2, "ratio": [0.5, 0.5]}
-    files = {
-        "readings-1.parquet": parquet_bytes(floats),
-        "readings-2.parquet": parquet_bytes(largest, id=pa.float32()),
+    floats = {
+        "id": [1, 2**31, 3, 4, 6],
+        "big": [1.0, 1.0, 2.0**63, 1.0, 1.0],
+        "ratio": [0.5, 0.5, 0.5, 1e39, 0.5],
     }
+    largest = {"id": [2.0**31, 5.0], "big": [Decimal(2**63 - 1)] * 2, "ratio": [0.5, 0.5]}
+    days = {"born": [0, 0, 0, 0, 2_932_897]}  # the last one is 10000-01-01
+    files = {
+        "readings-1.parquet": parquet_bytes(floats | days, born=pa.date32()),
+        "readings-2.parquet": parquet_bytes(largest | {"born": [0, 0]}, id=pa.float32(), born=pa.date32()),
+    }
+    (tmp_path / "first.parquet").write_bytes(files["readings-1.parquet"])
+    drafted = draft_contract(read_files(lake.spark, [str(tmp_path / "first.parquet")]))
+    assert [column.type for column in drafted.columns] == ["bigint", "double", "double", "date"]
     table = read_delivery(lake.spark, contract, [landed(tmp_path, contract, files)])[
         "sensors.readings"
     ].read()
-    assert sorted(tuple(row) for row in table.frame.collect()) == [(1, 1, 0.5), (5, 2**63 - 1, 0.5)]
+    found = sorted(tuple(row) for row in table.frame.drop("born").collect())
+    assert found == [(1, 1, 0.5), (5, 2**63 - 1, 0.5)]
     assert [(line, reason) for _, line, reason, _ in rejected_rows(table)] == [
         (2, "id: '2147483648' is not int"),
         (3, "big: '9.223372036854776E18' is not bigint"),
         (4, "ratio: '1.0E39' is not float"),
+        (5, "born: '+10000-01-01' is not date"),
         (1, "id: '2.14748365E9' is not int"),
     ]
 
