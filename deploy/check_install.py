@@ -18,9 +18,9 @@ import tempfile
 import time
 import tomllib
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -181,19 +181,34 @@ def follow_first_steps(commands: Path, folder: Path) -> str:
 
 
 def start_server_alone(commands: Path, folder: Path) -> str:
-    """Starts the server and imports its libraries in turn until a start is fast. Raises CheckFailed if none is.
-
-    On a busy or slow machine both take longer, and the fastest of each are compared.
-    """
+    """Compares starts of the server with imports of its libraries. Raises CheckFailed if none is fast."""
     variables = clean_variables(commands, {"LAKESHARE_PORT": str(take_free_port())})
+
+    def import_libraries() -> str:
+        return run_command(["python", "-c", LIBRARIES], folder, variables)
+
+    def start() -> AbstractContextManager[Started]:
+        return running_server(["lakeshare", "serve"], folder, variables)
+
+    with start():  # makes the database
+        pass
+    return compare_starts(import_libraries, start)
+
+
+def compare_starts(
+    import_libraries: Callable[[], str], start: Callable[[], AbstractContextManager[Started]]
+) -> str:
+    """Imports the libraries, which prints its processor seconds, and starts the server in turn until a start is fast.
+
+    On a busy or slow machine both take longer, and the fastest of each are compared. Raises CheckFailed.
+    """
     starts, imports, ratio = list[Started](), list[float](), math.inf
     while len(starts) < MAX_STARTS and ratio > MAX_RATIO:
-        imports.append(float(run_command(["python", "-c", LIBRARIES], folder, variables)))
-        with running_server(["lakeshare", "serve"], folder, variables) as started:
+        imports.append(float(import_libraries()))
+        with start() as started:
             starts.append(started)
-        # The first start makes the database.
-        ratio = min((start.processor_s for start in starts[1:]), default=math.inf) / min(imports)
-    seconds = ", ".join(f"{start.seconds:.1f}" for start in starts)
+        ratio = min(each.processor_s for each in starts) / min(imports)
+    seconds = ", ".join(f"{each.seconds:.1f}" for each in starts)
     detail = f"starts respond after {seconds} s, in {ratio:.1f} times the processor time of their libraries"
     if ratio > MAX_RATIO:
         raise CheckFailed(f"{detail}: not in {MAX_RATIO} times")
