@@ -308,9 +308,8 @@ def guess_partition(profile: Profile, types: Mapping[str, str]) -> tuple[str | N
     for column in profile.columns:
         if types[column.name] != "date" or column.filled < profile.rows or column.low in (None, column.high):
             continue
-        if {len(column.low), len(column.high)} != {
-            10
-        } or column.low < "0001":  # rows with other years are rejected
+        # Rows with years outside 0001 to 9999 are rejected.
+        if len(column.low) != 10 or len(column.high) != 10 or column.low < "0001":
             continue
         days = (dt.date.fromisoformat(column.high) - dt.date.fromisoformat(column.low)).days + 1
         rows_per_day = profile.rows // days

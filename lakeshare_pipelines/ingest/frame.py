@@ -84,7 +84,7 @@ def parse_text(text: "SparkColumn", kind: str) -> "SparkColumn":
         if base == "date":
             is_day_first &= ~text.rlike(r"[T\s]")
         value = text.try_cast(kind)
-        # In between no offset leads to another year.
+        # Between these years no offset leads out of the calendar.
         value = F.when(text.between("0002", "9999"), value).otherwise(_in_calendar(value, base))
         return F.when(is_day_first, value)
     return text.try_cast(kind)

@@ -652,7 +652,7 @@ def _find_file_error(settings: LakeSettings, file: str, text: str) -> DeliveryEr
 
 
 def explain_damage(text: str) -> str | None:
-    """Why Spark cannot read the values of a file whose footer it can read; None if an error says something else."""
+    """Why Spark cannot read the values of a file whose footer it can read; None for another error."""
     if UNREADABLE not in text:
         return None
     causes = re.findall(r"^Caused by: (?:\w+[.$])*(.*)", text, re.MULTILINE)

@@ -166,7 +166,7 @@ def a_damaged_orc() -> bytes:
     ("file", "content", "cause"),
     [
         ("readings-2 a.parquet", a_damaged_parquet(), "CRC checksum verification failed"),
-        ("readings-2.orc", a_damaged_orc(), "."),
+        ("readings-2.orc", a_damaged_orc(), "DataFormatException"),
     ],
     ids=["Parquet", "ORC"],
 )

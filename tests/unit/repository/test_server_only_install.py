@@ -179,8 +179,5 @@ def test_the_server_reports_that_it_is_ready(shared: Host, served: tuple[str, st
         address = f"lakeshare-tests-{shared.variables['LAKESHARE_PORT']}"
         manager.bind(f"\0{address}")
         manager.settimeout(30)
-        with replace(
-            shared, variables={**shared.variables, "NOTIFY_SOCKET": f"@{address}"}
-        ).serving() as started:
+        with replace(shared, variables={**shared.variables, "NOTIFY_SOCKET": f"@{address}"}).serving():
             assert manager.recv(100) == b"READY=1"
-    assert started.processor_s > 0
