@@ -164,8 +164,12 @@ def draft(
     """
     from lakeshare_pipelines.ingest.draft import draft_contract, render
 
+    report = partial(typer.echo, err=True)
+    report("starting Spark …")
     with open_sample(data, whole=whole) as sample:
-        drafted = draft_contract(sample, table_format=table_format, set_name=name, share=share)
+        drafted = draft_contract(
+            sample, table_format=table_format, set_name=name, share=share, report_progress=report
+        )
     text = render(drafted)
     if output == Path("-"):
         typer.echo(text, nl=False)
@@ -287,7 +291,9 @@ def run_test(
         settings = settings.model_copy(update={"spark_mode": "local", "spark_master": "local[*]"})
     # The verdicts are printed below.
     logging.getLogger("lakeshare_pipelines.wap.audit").setLevel(logging.ERROR)
+    typer.echo("starting Spark …", err=True)
     with spark_session(settings) as spark, open_trial_lake(settings, loaded, spark) as lake:
+        typer.echo(f"reading and auditing {', '.join(path.name for path in on)} …", err=True)
         staged, verdicts = audit_files(lake, loaded, on, partition or "all")
     for table in staged.tables:
         rejected = f", {table.rejected} rejected" if table.rejected else ""

@@ -16,13 +16,25 @@ DEFAULTS = {**{kind: kind for kind in _SAME_NAME}, "number": "double", "integer"
 DEFAULTS |= {"object": "struct<>", "array": "array<>"}
 PHYSICAL_TYPES = {
     **{kind: {kind} for kind in _SAME_NAME},
+    "string": {"string", "binary"},
     "number": {"float", "double", "decimal"},
     "integer": {"tinyint", "smallint", "int", "bigint"},
     "object": {"struct", "map"},
     "array": {"array"},
 }
 
-_ICEBERG_TYPES = {"boolean", "int", "bigint", "float", "double", "decimal", "string", "date", "timestamp"}
+_ICEBERG_TYPES = {
+    "boolean",
+    "int",
+    "bigint",
+    "float",
+    "double",
+    "decimal",
+    "string",
+    "binary",
+    "date",
+    "timestamp",
+}
 # Iceberg has no integers below 32 bits: Spark would make ints of them and the table would not match its contract.
 TYPES_OF_FORMAT = {"iceberg": _ICEBERG_TYPES, "delta": _ICEBERG_TYPES | {"tinyint", "smallint"}}
 

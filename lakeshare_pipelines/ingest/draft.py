@@ -8,7 +8,7 @@ import json
 import math
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -77,9 +77,11 @@ def draft_contract(
     table_format: TableFormat = "delta",
     set_name: str | None = None,
     share: str | None = None,
+    report_progress: Callable[[str], None] = lambda _: None,
 ) -> Draft:
     """Profiles a sample and guesses its contract."""
-    profile = profile_sample(sample)
+    report_progress(f"reading {sample.title} …")
+    profile = profile_sample(sample, report_progress)
     names = make_names([*sample.columns, *sample.nested])
     typed = {one.name: guess_type(one) for one in profile.columns}
     complete = [one for one in profile.columns if one.filled == profile.rows and profile.rows > 0]
@@ -163,6 +165,8 @@ MAX_DECIMAL_SCALE = 6
 
 def guess_type(column: ColumnProfile) -> tuple[str, str]:
     """Returns the type of a column and the reason for it."""
+    if column.type == "binary" and column.filled and "string" in column.classes:
+        return "string", "type string: every value of the binary column is text"
     if column.type not in (None, "void"):
         kind = CONTRACT_TYPES.get(column.type, column.type)
         return kind, f"type {kind}, as in the data"
@@ -366,6 +370,7 @@ def _guess_quarantine(profile: Profile) -> float:
 
 
 LOGICAL_TYPES = {
+    "binary": "string",
     "struct": "object",
     "map": "object",
     "int": "integer",

@@ -54,7 +54,9 @@ FRACTION = r"\.(\d*?)0*$"
 # Parquet types that a contract's type accepts, if the values fit.
 COMPATIBLE_TYPES = {
     "boolean": {"boolean"},
-    "string": {"string"},
+    # As Impala and old versions of Hive write texts.
+    "string": {"string", "binary"},
+    "binary": {"binary"},
     "date": {"date"},
     "timestamp": {"timestamp", "timestamp_ntz"},
     **{kind: {*INTEGERS, "float", "double", "decimal"} for kind in INTEGERS},
@@ -87,6 +89,8 @@ def parse_text(text: "SparkColumn", kind: str) -> "SparkColumn":
         # Between these years no offset leads out of the calendar.
         value = F.when(text.between("0002", "9999"), value).otherwise(_in_calendar(value, base))
         return F.when(is_day_first, value)
+    if base == "binary":
+        return F.try_to_binary(text, F.lit("base64"))
     return text.try_cast(kind)
 
 
@@ -120,7 +124,7 @@ def convert_typed(value: "SparkColumn", found: "DataType", kind: str) -> "SparkC
         return F.when((F.abs(value) == float("inf")) | (F.abs(new) != float("inf")), new)
     if base == "decimal":
         return F.when(new.try_cast(found) == value, new)
-    return new
+    return F.try_validate_utf8(new) if before == "binary" else new
 
 
 def convert_nested(
@@ -284,7 +288,7 @@ def _convert(column: Column, rows: RawRows, given: "SparkColumn", reading: Readi
 
 def _misfit(column: Column) -> "SparkColumn":
     given = F.col(_GIVEN + column.name).cast("string")
-    shown = F.lit("(hidden)") if column.pii else F.substring(given, 1, SHOWN_CHARACTERS)
+    shown = F.lit("(hidden)") if column.pii else F.make_valid_utf8(F.substring(given, 1, SHOWN_CHARACTERS))
     return F.concat(F.lit(f"{column.name}: '"), shown, F.lit(f"' is not {column.type}"))
 
 

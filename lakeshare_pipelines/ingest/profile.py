@@ -426,7 +426,7 @@ def _read_parquet(spark: "SparkSession", files: Sequence[Path], title: str, name
     return from_frame(rows.select(*make_parquet_columns(rows, schema)), title, name, source)
 
 
-_SAME = ("boolean", "int", "bigint", "float", "double", "string", "date", "timestamp")
+_SAME = ("boolean", "int", "bigint", "float", "double", "string", "binary", "date", "timestamp")
 _OTHERS = {"tinyint": "int", "smallint": "int", "timestamp_ntz": "timestamp", "void": "string"}
 CONTRACT_TYPES = {kind: kind for kind in _SAME} | _OTHERS
 """The types of a contract, which tables of both formats can have, by those of Spark."""
@@ -494,6 +494,7 @@ PATTERNS = {
     "date": r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$",
     "timestamp": r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}",
 }
+CONTROL = r"[\x00-\x08\x0e-\x1f]"
 CLASSES = (*PATTERNS, "string", *NULL_TOKENS)
 NUMBERS = ("int", "bigint", "decimal", "double")
 
@@ -560,29 +561,29 @@ class _Head:
         return sorted(PATTERNS, key=lambda kind: -self.classes[kind])
 
 
-def profile_sample(sample: Sample) -> Profile:
-    """Reads the first rows, then all of them in a pass; in a second one if other texts turn out to mean empty.
+def profile_sample(sample: Sample, report_progress: Callable[[str], None]) -> Profile:
+    """Reads the first rows, then all of them for each 80 columns; again if other texts turn out to mean empty.
 
     Raises:
         SampleError: a file is damaged.
     """
     try:
-        return _profile(sample)
+        return _profile(sample, report_progress)
     except Exception as error:
         if (damage := explain_damage(str(error))) is None:
             raise
         raise SampleError(sample.title, damage, f"{REWRITE}.") from error
 
 
-def _profile(sample: Sample) -> Profile:
+def _profile(sample: Sample, report_progress: Callable[[str], None]) -> Profile:
     heads = _read_heads(sample)
     tokens = {text for head in heads if not head.is_free_text for text in head.values if text in NULL_TOKENS}
     if not sample.is_text:
         tokens = set()
-    profile = _scan(sample, heads, sorted(tokens))
+    profile = _scan(sample, heads, sorted(tokens), report_progress)
     typed = [column.classes for column in profile.columns if "string" not in column.classes]
     late = {kind for classes in typed for kind in classes if kind in NULL_TOKENS} - tokens
-    return _scan(sample, heads, sorted(tokens | late)) if late else profile
+    return _scan(sample, heads, sorted(tokens | late), report_progress) if late else profile
 
 
 def _read_heads(sample: Sample) -> list[_Head]:
@@ -604,7 +605,9 @@ def _read_heads(sample: Sample) -> list[_Head]:
     return heads
 
 
-def _scan(sample: Sample, heads: Sequence[_Head], tokens: Sequence[str]) -> Profile:
+def _scan(
+    sample: Sample, heads: Sequence[_Head], tokens: Sequence[str], report_progress: Callable[[str], None]
+) -> Profile:
     sound = F.col(_BROKEN).isNull()
     measured: dict[str, Any] = {}
     for start in range(0, max(1, len(heads)), COLUMNS_PER_PASS):
@@ -614,6 +617,8 @@ def _scan(sample: Sample, heads: Sequence[_Head], tokens: Sequence[str]) -> Prof
         counts = [F.count_if(sound).alias("rows"), F.count_if(~sound).alias("broken")]
         frame = sample.frame.select(F.col(_BROKEN), *prepared)
         measured |= frame.agg(*counts, *wanted).collect()[0].asDict()
+        if start + len(part) < len(heads):
+            report_progress(f"{start + len(part):,} of {len(heads):,} columns")
     columns = tuple(_make_profile(head, measured) for head in heads)
     return Profile(measured["rows"], measured["broken"] + sample.unclosed, columns, tuple(tokens))
 
@@ -646,6 +651,9 @@ def _measure(sample: Sample, head: _Head) -> "list[SparkColumn]":
     found = [F.count(value).alias(f"filled_{place}")]
     if _has_few_values(head):
         found.append(F.count_if(~value.isin(list(head.values))).alias(f"other_{place}"))
+    if head.type == "binary":
+        is_text = F.is_valid_utf8(value) & ~value.cast("string").rlike(CONTROL)
+        found.append(F.count_if(~is_text).alias(f"other_{place}"))
     if head.is_free_text:
         return found
     if head.type is None:
@@ -674,9 +682,10 @@ def _make_profile(head: _Head, measured: Mapping[str, Any]) -> ColumnProfile:
     place = head.place
     mask = measured.get(f"mask_{place}") or 0
     classes = {kind for number, kind in enumerate(CLASSES) if mask >> number & 1}
-    if head.is_free_text and head.type is None:
+    others = measured.get(f"other_{place}")
+    if others == 0 if head.type == "binary" else head.type is None and head.is_free_text:
         classes = {"string"}
-    has_few = _has_few_values(head) and measured[f"other_{place}"] == 0
+    has_few = _has_few_values(head) and others == 0
     return ColumnProfile(
         name=head.name,
         place=place,

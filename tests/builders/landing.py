@@ -29,6 +29,7 @@ COLUMNS = {
     "born": "date",
     "seen": "timestamp",
     "name": "string",
+    "seal": "binary",
 }
 
 
@@ -141,6 +142,7 @@ AVRO_TYPES = {
     "date": {"type": "int", "logicalType": "date"},
     "timestamp": {"type": "long", "logicalType": "timestamp-micros"},
     "string": "string",
+    "binary": "bytes",
 }
 
 

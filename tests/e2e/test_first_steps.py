@@ -58,7 +58,8 @@ def test_a_contract_is_tried_on_a_file_and_nothing_is_delivered(user: PageUser, 
         run_command, "lakeshare", "contract", "test", "contracts/orders.yaml", "--on", "bad.csv"
     )
     assert code == 1, printed
-    assert printed.startswith("orders.orders: 9 rows, 1 rejected\n")
+    progress = "starting Spark …\nreading and auditing bad.csv …\n"
+    assert printed.startswith(f"{progress}orders.orders: 9 rows, 1 rejected\n")
     assert "line=2  reason=amount: '***' is not decimal(10,2)" in printed
     assert printed.endswith("red: it would be stopped\n")
     assert "lakeshare wap rejected" not in printed

@@ -216,16 +216,18 @@ def test_a_key_of_two_columns_is_found_in_a_query_and_nested_columns_are_kept(
         "date_add(date'2024-01-01', cast(id % 2 as int)) AS day",
         "cast(id div 2 as int) AS station_id",
         "named_struct('Id', id, 'at', array(timestamp_ntz'2024-01-01 00:00:00')) AS `my nested`",
-        "encode('a', 'utf-8') AS raw",
+        "encode('a', 'utf-8') AS name",
+        "unhex(concat('00', hex(id))) AS raw",
         "map(id, 1) AS by_id",
     )
     drafted = draft_contract(from_frame(rows, "a query", "query", "query"))
     assert [column.name for column in drafted.columns if column.is_key] == ["day", "station_id"]
     text = render(drafted)
-    assert "# left out: raw is binary, which a contract cannot have" in text
+    assert "# type string: every value of the binary column is text" in text
     assert "# left out: by_id is map<bigint,int>, which a contract cannot have" in text
     (tmp_path / "query.yaml").write_text(text)
     [table] = load_contract(tmp_path / "query.yaml").tables
+    assert {column.name: column.type for column in table.columns[2:4]} == {"name": "string", "raw": "binary"}
     assert table.columns[-1].type == "struct<Id:bigint,at:array<timestamp>>"
     assert table.columns[-1].source == "my nested"
 
@@ -308,6 +310,8 @@ def test_what_only_later_rows_show_counts(
 ) -> None:
     monkeypatch.setattr(profile, "MIN_HEAD_ROWS", 20)
     monkeypatch.setattr(profile, "HEAD_ROWS", 20)
+    monkeypatch.setattr(profile, "COLUMNS_PER_PASS", 5)
+    reported: list[str] = []
     early = {
         "id": "1",
         "a": "1",
@@ -331,7 +335,11 @@ def test_what_only_later_rows_show_counts(
     late |= {"g": "2024-02-30", "h": ""}
     lines = [",".join(early), *[",".join(early.values())] * 30, *[",".join(late.values())] * 2]
     (tmp_path / "late.csv").write_text("\n".join(lines))
-    drafted = draft_contract(read_files(lake.spark, [str(tmp_path / "late.csv")]))
+    drafted = draft_contract(
+        read_files(lake.spark, [str(tmp_path / "late.csv")]), report_progress=reported.append
+    )
+    # Again after `NA` was found.
+    assert reported == ["reading late.csv …", *["5 of 9 columns"] * 2]
     types = ["int", "decimal(10,2)", "bigint", "string", "int", "timestamp", "string", "string", "boolean"]
     assert [column.type for column in drafted.columns] == types
     assert [column.name for column in drafted.columns if not column.required] == ["b", "d", "g", "h"]

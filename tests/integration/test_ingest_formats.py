@@ -34,6 +34,7 @@ TEXTS = {
     "born": "2024-02-29",
     "seen": "2024-02-29T12:30:00.123456Z",
     "name": 'Ann "A" O\'Neil, jr',
+    "seal": "AP8KZQ==",
 }
 VALUES = {
     "id": 7,
@@ -44,8 +45,10 @@ VALUES = {
     "born": dt.date(2024, 2, 29),
     "seen": dt.datetime(2024, 2, 29, 12, 30, 0, 123456, dt.UTC),
     "name": 'Ann "A" O\'Neil, jr',
+    "seal": b"\x00\xff\ne",
 }
 EMPTY = dict.fromkeys(COLUMNS)
+REST = COLUMNS.keys() - {"id", "name"}
 JSON = {**TEXTS, "id": 7, "big": -9_000_000_000, "ratio": 0.0015, "price": 12.30, "is_open": True}
 
 
@@ -131,7 +134,7 @@ def test_a_byte_order_mark_and_windows_line_ends_are_no_part_of_the_data(lake: L
     assert values_of(read(lake, tmp_path, a_readings_contract(tmp_path), readings__csv=text)) == [VALUES]
 
 
-def test_parquet_written_by_pandas_and_spark_is_read_with_nanoseconds_float_integers_and_empty_columns(
+def test_parquet_of_pandas_spark_and_impala_is_read_with_nanoseconds_empty_columns_and_binary_texts(
     lake: Lake, tmp_path: Path
 ) -> None:
     """Spark writes times as INT96 by default; pandas gives a column without values the type null."""
@@ -146,10 +149,20 @@ def test_parquet_written_by_pandas_and_spark_is_read_with_nanoseconds_float_inte
     empty = {**VALUES, "id": 8, "name": None, "price": None}
     of_spark = io.BytesIO()
     pq.write_table(pa.Table.from_pylist([empty]), of_spark, use_deprecated_int96_timestamps=True)
-    files = {"readings-1__parquet": frame.to_parquet(), "readings-2__parquet": of_spark.getvalue()}
+    of_impala = parquet_bytes(
+        {"id": [9, 10], "name": ["Zoë".encode(), b"\xff"]} | dict.fromkeys(REST, [None] * 2)
+    )
+    files = {
+        f"readings-{n}__parquet": each
+        for n, each in enumerate((frame.to_parquet(), of_spark.getvalue(), of_impala))
+    }
     table = read(lake, tmp_path, a_readings_contract(tmp_path), **files)
-    assert values_of(table) == [VALUES, empty]
-    assert (table.problems, table.rejected) == ((), None)
+    assert values_of(table) == [VALUES, empty, {**EMPTY, "id": 9, "name": "Zoë"}]
+    assert table.problems == ()
+    assert table.rejected is not None
+    assert [(row.line, row.reason) for row in table.rejected.collect()] == [
+        (2, "name: '\ufffd' is not string")
+    ]
 
 
 def test_a_wrong_value_of_an_orc_file_is_rejected_with_its_row(lake: Lake, tmp_path: Path) -> None:
