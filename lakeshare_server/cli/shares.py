@@ -319,14 +319,13 @@ def apply(
         changes = declared.plan_changes(catalog, desired, **options)
         desired = ahead.read(desired, changes.steps)
         check = _make_rule_check(catalog, versions, ahead, desired, changes)
+        apply = partial(declared.apply_files, catalog, desired, operator_name(), **options, check=check)
         if plan:
-            changes = declared.dry_run(catalog, desired, operator_name(), **options, check=check)
+            changes = apply(dry_run=True)
             _print_plan(changes, as_json=as_json)
             raise typer.Exit(DIFFERS_EXIT_CODE if changes.steps else 0)
         if yes or expect is not None:
-            changes = declared.apply_files(
-                catalog, desired, operator_name(), **options, digest=expect, check=check
-            )
+            changes = apply(digest=expect)
             _print_plan(changes, as_json=as_json)
         else:
             changes = declared.plan_changes(catalog, desired, **options)
@@ -334,8 +333,7 @@ def apply(
             if not changes.steps:
                 return
             confirm("Do this?", f"give --yes, or --expect {changes.digest} for this plan and no other.")
-            digest = changes.digest
-            declared.apply_files(catalog, desired, operator_name(), **options, digest=digest, check=check)
+            apply(digest=changes.digest)
     if changes.steps and not as_json:
         typer.echo(declared.format_applied(changes))
         _print_missing_tokens(changes)

@@ -5,7 +5,6 @@ Both are compared with the catalog; the operations of `sharing` then take the st
 """
 
 from lakeshare_server.catalog.declared.apply import apply_files as apply_files
-from lakeshare_server.catalog.declared.apply import dry_run as dry_run
 from lakeshare_server.catalog.declared.apply import plan_changes as plan_changes
 from lakeshare_server.catalog.declared.documents import Document as Document
 from lakeshare_server.catalog.declared.files import read_files as read_files

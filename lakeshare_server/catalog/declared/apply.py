@@ -187,31 +187,6 @@ class _RollBack(Exception):
     """Ends the transaction of a dry run."""
 
 
-def dry_run(
-    catalog: Catalog,
-    desired: Mapping[Key, DesiredObject],
-    principal: str,
-    *,
-    prune: bool = False,
-    scope: Configuration = UNNAMED,
-    check: Callable[[Edit], None] = lambda _: None,
-) -> Plan:
-    """Plans the application of the files, and applies them in a transaction that is rolled back.
-
-    Raises DocumentError if the files cannot be applied, or `check` refuses the result.
-    """
-    plan = plan_changes(catalog, desired, prune=prune, scope=scope)
-    if plan.steps:
-        with (
-            suppress(_RollBack),
-            editing(catalog, principal, keeper="files", configuration=scope.name) as edit,
-        ):
-            plan = plan_files(desired, read_current(edit.session), prune=prune, scope=scope)
-            _take_steps(edit, plan, check)
-            raise _RollBack
-    return plan
-
-
 def apply_files(
     catalog: Catalog,
     desired: Mapping[Key, DesiredObject],
@@ -221,8 +196,11 @@ def apply_files(
     scope: Configuration = UNNAMED,
     digest: str | None = None,
     check: Callable[[Edit], None] = lambda _: None,
+    dry_run: bool = False,
 ) -> Plan:
     """Applies the files to the catalog in one transaction; idempotent. Returns the plan that was carried out.
+
+    The transaction of a dry run is rolled back.
 
     Raises:
         DocumentError: the files cannot be applied, or `check` refuses the result.
@@ -233,21 +211,20 @@ def apply_files(
         plan = plan_changes(catalog, desired, prune=prune, scope=scope)
         if not plan.steps:
             return plan
-    with editing(catalog, principal, keeper="files", configuration=scope.name) as edit:
+    editor = editing(catalog, principal, keeper="files", configuration=scope.name)
+    with suppress(_RollBack), editor as edit:
         plan = plan_files(desired, read_current(edit.session), prune=prune, scope=scope)
         if digest not in (None, plan.digest):
             raise CatalogConflict(
                 f"what is to be done is not plan {digest} any more, but {plan.digest}: files or catalog have changed",
                 "Look at the plan again, then apply it.",
             )
-        _take_steps(edit, plan, check)
+        apply_steps(edit, plan.steps)
+        with _located_in_file(plan.steps):
+            check(edit)
+        if dry_run:
+            raise _RollBack
     return plan
-
-
-def _take_steps(edit: Edit, plan: Plan, check: Callable[[Edit], None]) -> None:
-    apply_steps(edit, plan.steps)
-    with _located_in_file(plan.steps):
-        check(edit)
 
 
 CONTRACTS = "contracts"

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from unittest.mock import ANY
 
@@ -10,7 +11,7 @@ from sqlalchemy import select
 
 from lakeshare_server.catalog import Catalog, states
 from lakeshare_server.catalog.credentials import issue_token
-from lakeshare_server.catalog.declared import Configuration, Plan, apply_files, dry_run, plan_changes
+from lakeshare_server.catalog.declared import Configuration, Plan, apply_files, plan_changes
 from lakeshare_server.catalog.models import AuditRow
 from lakeshare_server.catalog.sharing import (
     alter_recipient,
@@ -66,7 +67,7 @@ def test_a_refusal_leaves_everything_as_it_was_and_names_the_line(
     before = exported(catalog)
     bad = "shares:\n  new: {tables: [a.x]}\n  s: {properties: {lakeshare.x: y}}\nrecipients: {bob: {}}"
     worse = 'shares:\n  s:\n    tables: {a.x: ,\n      a.y: {rule: " "}}'
-    for way in (apply_files, dry_run):
+    for way in (apply_files, partial(apply_files, dry_run=True)):
         with pytest.raises(DocumentError, match=r"shares\.yaml:3: shares\.s: properties: .* reserved"):
             way(catalog, said(bad), "ann")
         with pytest.raises(
@@ -80,7 +81,7 @@ def test_a_refusal_leaves_everything_as_it_was_and_names_the_line(
 
 def test_a_plan_that_is_tried_changes_nothing(catalog: Catalog, said: Callable[[str], Any]) -> None:
     before = exported(catalog)
-    assert len(dry_run(catalog, said(EVERYTHING), "ann").steps) == 12
+    assert len(apply_files(catalog, said(EVERYTHING), "ann", dry_run=True).steps) == 12
     assert exported(catalog) == before
     with catalog.reading() as session:
         assert session.scalars(select(AuditRow.key)).all() == []

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from lakeshare_server.catalog import (
     SharedTable,
     share_table,
 )
-from lakeshare_server.catalog.declared import Plan, apply_files, dry_run, plan_changes
+from lakeshare_server.catalog.declared import Plan, apply_files, plan_changes
 from lakeshare_server.catalog.declared.files import FoundTable, object_key
 from lakeshare_server.catalog.models import AuditRow
 from lakeshare_server.errors import DocumentError
@@ -51,7 +52,7 @@ def test_files_follow_and_share_in_one_transaction_and_twice_changes_nothing(
     wanted = dict(said(TEXT))
     key = object_key("followed", "sales.items")
     wanted[key] = replace(wanted[key], found=FoundTable(identity, "read"))
-    assert len(dry_run(catalog, wanted, "ann").steps) == 5
+    assert len(apply_files(catalog, wanted, "ann", dry_run=True).steps) == 5
     assert (names(catalog), events(catalog)) == ([], [])
     apply_files(catalog, wanted, "ann")
     [items, orders] = FollowedTables(catalog).list()
@@ -89,7 +90,7 @@ def test_a_refusal_of_one_table_leaves_no_other_followed(
     catalog: Catalog, said: Callable[[str], Any]
 ) -> None:
     Ledger(catalog).append([a_publication(table="sales.items")])
-    for way in (apply_files, dry_run):
+    for way in (apply_files, partial(apply_files, dry_run=True)):
         with pytest.raises(
             DocumentError,
             match=r'shares\.yaml:4: followed\["sales\.items"\]: sales\.items is published by pipelines',
