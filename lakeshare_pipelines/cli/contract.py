@@ -167,9 +167,7 @@ def draft(
     report = partial(typer.echo, err=True)
     report("starting Spark …")
     with open_sample(data, whole=whole) as sample:
-        drafted = draft_contract(
-            sample, table_format=table_format, set_name=name, share=share, report_progress=report
-        )
+        drafted = draft_contract(sample, table_format=table_format, set_name=name, share=share, report=report)
     text = render(drafted)
     if output == Path("-"):
         typer.echo(text, nl=False)

@@ -77,11 +77,11 @@ def draft_contract(
     table_format: TableFormat = "delta",
     set_name: str | None = None,
     share: str | None = None,
-    report_progress: Callable[[str], None] = lambda _: None,
+    report: Callable[[str], None] = lambda _: None,
 ) -> Draft:
     """Profiles a sample and guesses its contract."""
-    report_progress(f"reading {sample.title} …")
-    profile = profile_sample(sample, report_progress)
+    report(f"reading {sample.title} …")
+    profile = profile_sample(sample, report)
     names = make_names([*sample.columns, *sample.nested])
     typed = {one.name: guess_type(one) for one in profile.columns}
     complete = [one for one in profile.columns if one.filled == profile.rows and profile.rows > 0]

@@ -53,11 +53,9 @@ FRACTION = r"\.(\d*?)0*$"
 
 # Parquet types that a contract's type accepts, if the values fit.
 COMPATIBLE_TYPES = {
-    "boolean": {"boolean"},
+    **{kind: {kind} for kind in ("boolean", "binary", "date")},
     # As Impala and old versions of Hive write texts.
     "string": {"string", "binary"},
-    "binary": {"binary"},
-    "date": {"date"},
     "timestamp": {"timestamp", "timestamp_ntz"},
     **{kind: {*INTEGERS, "float", "double", "decimal"} for kind in INTEGERS},
     **{kind: {*INTEGERS, "float", "double", "decimal"} for kind in ("float", "double")},

@@ -37,11 +37,17 @@ from lakeshare_pipelines.ingest.delivery import (
 )
 from lakeshare_pipelines.ingest.landing import is_data
 from lakeshare_pipelines.ingest.raw_rows import SPARK_FORMATS, make_parquet_columns, split_json_document
-from lakeshare_pipelines.ingest.readable import BOM, Refused, XmlRows, check_avro, encoding_fix, guess_row_tag
+from lakeshare_pipelines.ingest.readable import (
+    BOM,
+    Refused,
+    XmlRows,
+    check_typed,
+    encoding_fix,
+    guess_row_tag,
+)
 from lakeshare_pipelines.spark.rows import to_contract_type
 from lakeshare_pipelines.spark.session import REWRITE, escape_glob, explain_damage
 from lakeshare_server.lazy import LazyModule
-from lakeshare_server.tables.iceberg.avro import AvroError
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
@@ -64,6 +70,7 @@ MAX_INFERRED = 4000
 NULL_TOKENS = ("NA", "N/A", "n/a", "#N/A", "NULL", "null", "NaN", "nan", "None", "none", "-", "\\N")
 
 _BROKEN = "__broken"
+Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -142,8 +149,6 @@ def read_files(spark: "SparkSession", patterns: Sequence[str], folder: Path | No
             return _read_json(spark, parts, title + remark, name, source, is_document=is_document)
         if kind == "xml":
             return _read_xml(spark, files, title, name, source)
-        if kind == "parquet":
-            return _read_parquet(spark, files, title, name, source)
         return _read_typed(spark, files, title, name, source, kind)
 
 
@@ -395,35 +400,20 @@ def _read_xml(spark: "SparkSession", files: Sequence[Path], title: str, name: st
 def _read_typed(
     spark: "SparkSession", files: Sequence[Path], title: str, name: str, source: str, kind: str
 ) -> Sample:
-    import pyarrow as pa
-    from pyarrow import orc
-
-    check, label = (check_avro, "Avro") if kind == "avro" else (orc.ORCFile, "ORC")
+    checked = []
     for path in files:
         try:
             with path.open("rb") as opened:
-                check(opened)
+                checked.append(check_typed(kind, opened))
         except Refused as error:
             raise SampleError(str(path), error.reason, f"{error.fix}.") from error
-        except (AvroError, pa.ArrowException, OSError) as error:
-            first = str(error).splitlines()[0].rstrip(".")
-            reason = f"is no sound {label} file: {first}"
-            raise SampleError(str(path), reason, "Transfer it again.") from error
+        except OSError as error:
+            raise SampleError(
+                str(path), f"cannot be read: {error.strerror}", "Check its permissions."
+            ) from error
     paths = [escape_glob(str(path.absolute())) for path in files]
     rows = spark.read.format(SPARK_FORMATS.get(kind, kind)).load(paths)
-    return from_frame(rows, title, name, source)
-
-
-def _read_parquet(spark: "SparkSession", files: Sequence[Path], title: str, name: str, source: str) -> Sample:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        schema = pq.read_schema(files[0])
-    except (pa.ArrowException, OSError) as error:
-        raise SampleError(str(files[0]), "is no sound Parquet file", "Transfer it again.") from error
-    rows = spark.read.parquet(*(escape_glob(str(path.absolute())) for path in files))
-    return from_frame(rows.select(*make_parquet_columns(rows, schema)), title, name, source)
+    return from_frame(rows.select(*make_parquet_columns(rows, checked[0].schema)), title, name, source)
 
 
 _SAME = ("boolean", "int", "bigint", "float", "double", "string", "binary", "date", "timestamp")
@@ -561,29 +551,29 @@ class _Head:
         return sorted(PATTERNS, key=lambda kind: -self.classes[kind])
 
 
-def profile_sample(sample: Sample, report_progress: Callable[[str], None]) -> Profile:
+def profile_sample(sample: Sample, report: Report) -> Profile:
     """Reads the first rows, then all of them for each 80 columns; again if other texts turn out to mean empty.
 
     Raises:
         SampleError: a file is damaged.
     """
     try:
-        return _profile(sample, report_progress)
+        return _profile(sample, report)
     except Exception as error:
         if (damage := explain_damage(str(error))) is None:
             raise
         raise SampleError(sample.title, damage, f"{REWRITE}.") from error
 
 
-def _profile(sample: Sample, report_progress: Callable[[str], None]) -> Profile:
+def _profile(sample: Sample, report: Report) -> Profile:
     heads = _read_heads(sample)
     tokens = {text for head in heads if not head.is_free_text for text in head.values if text in NULL_TOKENS}
     if not sample.is_text:
         tokens = set()
-    profile = _scan(sample, heads, sorted(tokens), report_progress)
+    profile = _scan(sample, heads, sorted(tokens), report)
     typed = [column.classes for column in profile.columns if "string" not in column.classes]
     late = {kind for classes in typed for kind in classes if kind in NULL_TOKENS} - tokens
-    return _scan(sample, heads, sorted(tokens | late), report_progress) if late else profile
+    return _scan(sample, heads, sorted(tokens | late), report) if late else profile
 
 
 def _read_heads(sample: Sample) -> list[_Head]:
@@ -605,9 +595,7 @@ def _read_heads(sample: Sample) -> list[_Head]:
     return heads
 
 
-def _scan(
-    sample: Sample, heads: Sequence[_Head], tokens: Sequence[str], report_progress: Callable[[str], None]
-) -> Profile:
+def _scan(sample: Sample, heads: Sequence[_Head], tokens: Sequence[str], report: Report) -> Profile:
     sound = F.col(_BROKEN).isNull()
     measured: dict[str, Any] = {}
     for start in range(0, max(1, len(heads)), COLUMNS_PER_PASS):
@@ -618,7 +606,7 @@ def _scan(
         frame = sample.frame.select(F.col(_BROKEN), *prepared)
         measured |= frame.agg(*counts, *wanted).collect()[0].asDict()
         if start + len(part) < len(heads):
-            report_progress(f"{start + len(part):,} of {len(heads):,} columns")
+            report(f"{start + len(part):,} of {len(heads):,} columns")
     columns = tuple(_make_profile(head, measured) for head in heads)
     return Profile(measured["rows"], measured["broken"] + sample.unclosed, columns, tuple(tokens))
 

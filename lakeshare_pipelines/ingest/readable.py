@@ -22,6 +22,7 @@ from lakeshare_server.tables.iceberg import avro
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
 MIB = 1 << 20
 CHUNK_BYTES = MIB
@@ -66,12 +67,8 @@ def require_readable(file: LandingFile, limits: ReadingLimits = DEFAULT_LIMITS) 
         raise _error(file, "is empty (0 bytes)", fix)
     try:
         with file.landing.translate_errors(file.file):
-            if file.format == "parquet":
-                return ReadableFile(file, limits, schema=_parquet_schema(file, limits))
-            if file.format == "orc":
-                return ReadableFile(file, limits, schema=_orc_schema(file))
-            if file.format == "avro":
-                return _check_avro(file, limits)
+            if file.format in ("parquet", "orc", "avro"):
+                return _check_typed(file, limits)
             if file.format == "xml":
                 return _check_xml(file, limits)
             if file.is_json_document:
@@ -159,59 +156,68 @@ def _chunks(file: LandingFile, limits: ReadingLimits) -> Iterator[bytes]:
             raise _error(file, f"is no sound {codec.name} file: {error}", TRANSFER) from error
 
 
-def _parquet_schema(file: LandingFile, limits: ReadingLimits) -> "pa.Schema":
+def _check_typed(file: LandingFile, limits: ReadingLimits) -> ReadableFile:
+    # The footers of Parquet and ORC are at the end, and Avro is read from the beginning.
+    opened = file.landing.stream if file.format == "avro" else file.landing.open
+    with opened(file.file) as stream:
+        found = check_typed(file.format, stream)
+    _require_unpacked(file, found.unpacked_bytes, limits)
+    return ReadableFile(file, limits, schema=found.schema, avro_schema=found.avro_schema, rows=found.rows)
+
+
+@dataclass(frozen=True)
+class TypedFile:
+    """What the footer of a Parquet or ORC file, or an Avro file that was read to its end, gives."""
+
+    schema: "pa.Schema | None" = None
+    avro_schema: bytes = b""
+    rows: int | None = None
+    unpacked_bytes: int = 0
+
+
+def check_typed(kind: str, stream: BinaryIO) -> TypedFile:
+    """Checks the footer of a Parquet or ORC file; reads an Avro file to its end, without decoding its rows.
+
+    Raises:
+        Refused: it is damaged, Spark cannot read it, or no table can have its rows.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
-
-    try:
-        with file.landing.open(file.file) as opened:
-            footer = pq.read_metadata(opened)
-        schema = footer.schema.to_arrow_schema()
-    except (pa.ArrowException, ValueError) as error:
-        first = str(error).splitlines()[0].rstrip(".")
-        raise _error(file, f"is no sound Parquet file: {first}", TRANSFER) from error
-    groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
-    if sum(group.num_rows for group in groups) != footer.num_rows:
-        # Spark reads as many rows as the groups have.
-        raise _error(file, "is no sound Parquet file: its row groups have other numbers of rows", TRANSFER)
-    _require_unpacked(file, sum(group.total_byte_size for group in groups), limits)
-    return schema
-
-
-def _orc_schema(file: LandingFile) -> "pa.Schema":
-    import pyarrow as pa
     from pyarrow import orc
 
     try:
-        with file.landing.open(file.file) as opened:
-            schema = orc.ORCFile(opened).schema
-    except (pa.ArrowException, ValueError, OSError) as error:
+        if kind == "avro":
+            return _check_avro(avro.check_container(stream))
+        if kind == "orc":
+            return _check_orc(orc.ORCFile(stream).schema)
+        return _check_parquet(pq.read_metadata(stream))
+    except (avro.AvroError, pa.ArrowException, ValueError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
+        label = {"parquet": "Parquet", "orc": "ORC", "avro": "Avro"}[kind]
         first = str(error).splitlines()[0].rstrip(".")
-        raise _error(file, f"is no sound ORC file: {first}", TRANSFER) from error
-    zoned = [each.name for each in schema if pa.types.is_timestamp(each.type) and each.type.tz is not None]
+        raise Refused(f"is no sound {label} file: {first}", TRANSFER) from error
+
+
+def _check_parquet(footer: "pq.FileMetaData") -> TypedFile:
+    groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
+    if sum(group.num_rows for group in groups) != footer.num_rows:
+        # Spark reads as many rows as the groups have.
+        raise Refused("is no sound Parquet file: its row groups have other numbers of rows", TRANSFER)
+    unpacked_bytes = sum(group.total_byte_size for group in groups)
+    return TypedFile(footer.schema.to_arrow_schema(), unpacked_bytes=unpacked_bytes)
+
+
+def _check_orc(schema: "pa.Schema") -> TypedFile:
+    zoned = [each.name for each in schema if getattr(each.type, "tz", None) is not None]
     if zoned:
         # ORC's `timestamp with local time zone`: Spark 4 fails to parse this type.
         fix = "Write them as timestamps without a zone, in UTC, or deliver Parquet"
-        reason = f"has timestamps with a time zone, which Spark cannot read: {', '.join(zoned)}"
-        raise _error(file, reason, fix)
-    return schema
+        raise Refused(f"has timestamps with a time zone, which Spark cannot read: {', '.join(zoned)}", fix)
+    return TypedFile(schema)
 
 
-def _check_avro(file: LandingFile, limits: ReadingLimits) -> ReadableFile:
-    try:
-        with file.landing.stream(file.file) as opened:
-            summary = check_avro(opened)
-    except avro.AvroError as error:
-        raise _error(file, f"is no sound Avro file: {error}", TRANSFER) from error
-    _require_unpacked(file, summary.unpacked_bytes, limits)
-    return ReadableFile(file, limits, avro_schema=summary.schema, rows=summary.rows)
-
-
-def check_avro(stream: BinaryIO) -> avro.ContainerSummary:
-    """Reads a file to its end without decoding its rows; raises AvroError, or Refused if no table can have them."""
-    summary = avro.check_container(stream)
+def _check_avro(summary: avro.ContainerSummary) -> TypedFile:
     try:
         schema = avro.parse_avro_schema(summary.schema)
         recursive = _find_recursive(schema)
@@ -223,7 +229,7 @@ def check_avro(stream: BinaryIO) -> avro.ContainerSummary:
     kind = schema["type"] if isinstance(schema, dict) else schema
     if isinstance(kind, str) and kind not in ("record", "error"):
         raise Refused("has values that are no records", "Deliver records with named fields")
-    return summary
+    return TypedFile(None, summary.schema, summary.rows, summary.unpacked_bytes)
 
 
 def _check_json(file: LandingFile, limits: ReadingLimits) -> ReadableFile:
@@ -284,8 +290,8 @@ def _check_xml(file: LandingFile, limits: ReadingLimits) -> ReadableFile:
     return ReadableFile(file, limits, header=tuple(rows.names), rows=rows.count)
 
 
-class Refused(ValueError):
-    """A sound file of XML or Avro that is not read."""
+class Refused(Exception):
+    """A file that is not read: a sound one of XML or Avro, or a damaged one."""
 
     def __init__(self, reason: str, fix: str) -> None:
         self.reason, self.fix = reason, fix

@@ -335,9 +335,7 @@ def test_what_only_later_rows_show_counts(
     late |= {"g": "2024-02-30", "h": ""}
     lines = [",".join(early), *[",".join(early.values())] * 30, *[",".join(late.values())] * 2]
     (tmp_path / "late.csv").write_text("\n".join(lines))
-    drafted = draft_contract(
-        read_files(lake.spark, [str(tmp_path / "late.csv")]), report_progress=reported.append
-    )
+    drafted = draft_contract(read_files(lake.spark, [str(tmp_path / "late.csv")]), report=reported.append)
     # Again after `NA` was found.
     assert reported == ["reading late.csv …", *["5 of 9 columns"] * 2]
     types = ["int", "decimal(10,2)", "bigint", "string", "int", "timestamp", "string", "string", "boolean"]
@@ -372,6 +370,10 @@ def test_what_no_contract_can_be_drafted_from_is_named(lake: Lake, tmp_path: Pat
         "x.csv": ("\n\nid\n1\n", "has no names in its first line. Begin it with a header"),
         "q.parquet": (parquet_bytes({"id": [dt.time(1)]}), "The data type TIME is not supported"),
         "r.orc": (orc_bytes({"id": [1], "ID": [1]}), "The column `id` already exists"),
+        "y.orc": (
+            orc_bytes({"id": [dt.datetime(2024, 1, 1, tzinfo=dt.UTC)]}),
+            "timestamps with a time zone, which Spark cannot read: id",
+        ),
         "s.jsonl": ('{"id": [1], "ID": [1]}\n', "Ambiguous reference to the field `id`"),
         "z.csv": ("id,text\n1," + "x" * 200_000, "is no CSV: field larger than field limit"),
     }
