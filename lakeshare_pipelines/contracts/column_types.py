@@ -1,7 +1,7 @@
 """Types of columns in Spark's spelling: those of each table format, and `struct<…>`, `array<…>`, `map<string,…>`."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -89,6 +89,13 @@ def list_leaves(kind: Type, path: str = "") -> Iterator[tuple[str, str]]:
         yield from list_leaves(part, f"{path}.{name}" if path else name)
 
 
+def map_leaves(kind: Type, change: Callable[[str], str]) -> Type:
+    """Returns a type with others in place of the simple types within it."""
+    if isinstance(kind, str):
+        return change(kind)
+    return Nested(kind.kind, tuple((name, map_leaves(part, change)) for name, part in kind.parts))
+
+
 def find_unknown_fields(expected: Type, found: Type, path: str) -> list[str]:
     """Returns the paths of the fields that `found` has beyond the expected ones; not below other types."""
     if isinstance(expected, str) or isinstance(found, str):
@@ -120,18 +127,12 @@ def normalize_type(physical: str) -> str:
         except ValueError:
             return physical.strip()
         if isinstance(parsed, Nested):
-            return str(_normalize_parts(parsed))
+            return str(map_leaves(parsed, normalize_type))
     text = re.sub(r"\s+", "", physical.lower())
     decimal = _DECIMAL.fullmatch(text)
     if decimal:
         return f"decimal({int(decimal[1])},{int(decimal[2] or 0)})"
     return ALIASES.get(text, text)
-
-
-def _normalize_parts(kind: Type) -> Type:
-    if isinstance(kind, str):
-        return normalize_type(kind)
-    return Nested(kind.kind, tuple((name, _normalize_parts(part)) for name, part in kind.parts))
 
 
 def get_base_type(spark_type: str) -> str:

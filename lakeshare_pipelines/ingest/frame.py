@@ -19,6 +19,7 @@ from lakeshare_pipelines.contracts.column_types import (
     find_unknown_fields,
     get_base_type,
     is_nested,
+    map_leaves,
     parse_type,
 )
 from lakeshare_pipelines.contracts.document import find_line
@@ -164,10 +165,12 @@ def convert_nested(
 
 def parse_nested(text: "SparkColumn", kind: Nested, reading: Reading) -> "SparkColumn":
     """Parses a text of JSON as a nested type; null if it is none, or a part of it is not of its type."""
+    # Texts or variants, in place of simple types.
+    texts = map_leaves(kind, json_type)
     corrupt = {"columnNameOfCorruptRecord": _CORRUPT}
     # Within an object, because at the outermost level another value becomes a struct of nulls.
     whole = F.concat(F.lit('{"value":'), text, F.lit("}"))
-    parsed = F.from_json(whole, f"value {_to_text_type(kind)}, {_CORRUPT} string", corrupt)
+    parsed = F.from_json(whole, f"value {texts}, {_CORRUPT} string", corrupt)
 
     def convert(record: "SparkColumn") -> "SparkColumn":
         value, is_bad = convert_nested(record["value"], None, kind, reading)
@@ -175,13 +178,6 @@ def parse_nested(text: "SparkColumn", kind: Nested, reading: Reading) -> "SparkC
 
     # In an array of one, so that the optimizer does not parse the text again for each use.
     return F.get(F.transform(F.array(parsed), convert), 0)
-
-
-def _to_text_type(kind: Type) -> str:
-    """The type in Spark's spelling, with texts or variants in place of simple types."""
-    if isinstance(kind, str):
-        return json_type(kind)
-    return str(Nested(kind.kind, tuple((name, _to_text_type(part)) for name, part in kind.parts)))
 
 
 def _parse_decimal(text: "SparkColumn", kind: str) -> "SparkColumn":

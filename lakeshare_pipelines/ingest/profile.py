@@ -18,7 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.parsers import expat
 
-from lakeshare_pipelines.contracts.column_types import Nested, Type, explain_wrong_type, is_nested, parse_type
+from lakeshare_pipelines.contracts.column_types import (
+    Nested,
+    explain_wrong_type,
+    is_nested,
+    map_leaves,
+    parse_type,
+)
 from lakeshare_pipelines.contracts.model import Reading
 from lakeshare_pipelines.errors import SampleError
 from lakeshare_pipelines.ingest.compression import (
@@ -354,19 +360,15 @@ def _infer_nested(frame: "DataFrame", columns: Sequence[str]) -> dict[str, str]:
     nested = {}
     for name, kind, others in zip(columns, found[::2], found[1::2], strict=True):
         if not others and is_nested(kind):
-            inferred = str(_guess_parts(parse_type(kind, of_values=True)))
+            inferred = str(map_leaves(parse_type(kind, of_values=True), _guess_part))
             if len(inferred) <= MAX_INFERRED and explain_wrong_type(inferred, None, "iceberg") is None:
                 nested[name] = inferred
     return nested
 
 
-def _guess_parts(kind: Type) -> Type:
+def _guess_part(kind: str) -> str:
     """The type of a contract for one that was inferred of values of JSON: of numbers with room for larger ones."""
-    if isinstance(kind, Nested):
-        return Nested(kind.kind, tuple((name, _guess_parts(part)) for name, part in kind.parts))
-    if kind.startswith("decimal"):
-        return "double"
-    return "string" if kind == "void" else kind
+    return "double" if kind.startswith("decimal") else "string" if kind == "void" else kind
 
 
 def _read_xml(spark: "SparkSession", files: Sequence[Path], title: str, name: str, source: str) -> Sample:
@@ -427,7 +429,7 @@ def from_frame(frame: "DataFrame", title: str, name: str, source: str) -> Sample
     kept, nested, skipped = [], dict[str, str](), dict[str, str]()
     for column in frame.schema.fields:
         kind = column.dataType.simpleString()
-        found = _map_parts(to_contract_type(column.dataType))
+        found = map_leaves(to_contract_type(column.dataType), lambda part: CONTRACT_TYPES.get(part, part))
         if kind in CONTRACT_TYPES or kind.startswith("decimal("):
             kept.append(column.name)
         elif isinstance(found, Nested) and explain_wrong_type(str(found), None, "iceberg") is None:
@@ -439,13 +441,6 @@ def from_frame(frame: "DataFrame", title: str, name: str, source: str) -> Sample
     columns = [F.col(f"`{name.replace('`', '``')}`").alias(f"_{i}") for i, name in enumerate(kept)]
     shown = frame.select(*columns, F.lit(None).cast("string").alias(_BROKEN))
     return Sample(title, name, source, shown, tuple(kept), nested=nested, skipped=skipped)
-
-
-def _map_parts(kind: Type) -> Type:
-    """The type of a contract for a type of Spark, with its parts."""
-    if isinstance(kind, str):
-        return CONTRACT_TYPES.get(kind, kind)
-    return Nested(kind.kind, tuple((name, _map_parts(part)) for name, part in kind.parts))
 
 
 def read_sql(read: "Callable[[], DataFrame]", title: str, name: str) -> Sample:

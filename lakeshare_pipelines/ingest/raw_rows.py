@@ -124,7 +124,7 @@ def _read_group(spark: "SparkSession", group: Sequence[ReadableFile], names: Seq
             return _read_multiline(spark, files, group[0].header, group[0].limits)
         return _read_csv(spark, files, group[0].header)
     except AnalysisException as error:
-        # As of Parquet's type TIME, or of columns whose names differ by case only.
+        # As of columns whose names differ by case only.
         reason = f"cannot be read by Spark: {str(error).strip().splitlines()[0].rstrip('.')}"
         fix = "Deliver types that Spark reads, and columns whose names differ by more than case."
         raise DeliveryError(files[0].title, reason, fix) from error

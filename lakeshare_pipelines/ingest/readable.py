@@ -29,6 +29,7 @@ CHUNK_BYTES = MIB
 BOM = "\ufeff"
 TRANSFER = "Transfer the file again"
 SHOWN_ELEMENTS = 5
+NOT_IN_SPARK = {"TIME", "UUID", "INTERVAL", "FLOAT16"}
 GUESS_PIECES, MAX_GUESS_DEPTH = 4, 10
 
 
@@ -157,9 +158,8 @@ def _chunks(file: LandingFile, limits: ReadingLimits) -> Iterator[bytes]:
 
 
 def _check_typed(file: LandingFile, limits: ReadingLimits) -> ReadableFile:
-    # The footers of Parquet and ORC are at the end, and Avro is read from the beginning.
-    opened = file.landing.stream if file.format == "avro" else file.landing.open
-    with opened(file.file) as stream:
+    # Avro is read from its beginning, the footers of the others are at the end.
+    with (file.landing.stream if file.format == "avro" else file.landing.open)(file.file) as stream:
         found = check_typed(file.format, stream)
     _require_unpacked(file, found.unpacked_bytes, limits)
     return ReadableFile(file, limits, schema=found.schema, avro_schema=found.avro_schema, rows=found.rows)
@@ -204,6 +204,14 @@ def _check_parquet(footer: "pq.FileMetaData") -> TypedFile:
     if sum(group.num_rows for group in groups) != footer.num_rows:
         # Spark reads as many rows as the groups have.
         raise Refused("is no sound Parquet file: its row groups have other numbers of rows", TRANSFER)
+    unread = [
+        f"{each.path} ({kind})"
+        for each in map(footer.schema.column, range(footer.num_columns))
+        for kind in sorted(NOT_IN_SPARK & {each.logical_type.type, each.converted_type})
+    ]
+    if unread:
+        shown = ", ".join(unread[:SHOWN_ELEMENTS])
+        raise Refused(f"has columns that Spark cannot read: {shown}", "Write them as texts")
     unpacked_bytes = sum(group.total_byte_size for group in groups)
     return TypedFile(footer.schema.to_arrow_schema(), unpacked_bytes=unpacked_bytes)
 
