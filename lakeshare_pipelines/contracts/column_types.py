@@ -23,18 +23,7 @@ PHYSICAL_TYPES = {
     "array": {"array"},
 }
 
-_ICEBERG_TYPES = {
-    "boolean",
-    "int",
-    "bigint",
-    "float",
-    "double",
-    "decimal",
-    "string",
-    "binary",
-    "date",
-    "timestamp",
-}
+_ICEBERG_TYPES = {*_SAME_NAME, "int", "bigint", "float", "double", "decimal", "binary"}
 # Iceberg has no integers below 32 bits: Spark would make ints of them and the table would not match its contract.
 TYPES_OF_FORMAT = {"iceberg": _ICEBERG_TYPES, "delta": _ICEBERG_TYPES | {"tinyint", "smallint"}}
 
