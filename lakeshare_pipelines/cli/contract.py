@@ -137,8 +137,8 @@ def draft(
         list[str],
         typer.Argument(
             metavar="FILES|TABLE|QUERY",
-            help="Files, a glob or a folder (CSV, JSON lines, Parquet), a Delta or Iceberg table (its location, or "
-            "schema.table), or a Spark SQL query.",
+            help="Files, a glob or a folder (CSV, JSON, XML, Parquet, ORC or Avro), a Delta or Iceberg table (its "
+            "location, or schema.table), or a Spark SQL query.",
         ),
     ],
     name: Annotated[str | None, typer.Option(help="Name of the set; by default that of the table.")] = None,
