@@ -8,7 +8,7 @@ import json
 import math
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -19,6 +19,7 @@ from lakeshare_pipelines.ingest.profile import (
     NUMBERS,
     ColumnProfile,
     Profile,
+    Report,
     Sample,
     classify,
     find_unique,
@@ -77,7 +78,7 @@ def draft_contract(
     table_format: TableFormat = "delta",
     set_name: str | None = None,
     share: str | None = None,
-    report: Callable[[str], None] = lambda _: None,
+    report: Report = lambda _: None,
 ) -> Draft:
     """Profiles a sample and guesses its contract."""
     report(f"reading {sample.title} …")

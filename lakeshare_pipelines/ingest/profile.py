@@ -76,7 +76,7 @@ MAX_INFERRED = 4000
 NULL_TOKENS = ("NA", "N/A", "n/a", "#N/A", "NULL", "null", "NaN", "nan", "None", "none", "-", "\\N")
 
 _BROKEN = "__broken"
-Report = Callable[[str], None]
+Report = Callable[[str], None]  # Takes a line of progress
 
 
 @dataclass(frozen=True)
@@ -410,9 +410,7 @@ def _read_typed(
         except Refused as error:
             raise SampleError(str(path), error.reason, f"{error.fix}.") from error
         except OSError as error:
-            raise SampleError(
-                str(path), f"cannot be read: {error.strerror}", "Check its permissions."
-            ) from error
+            raise SampleError(str(path), f"cannot be read: {error}", "Check its permissions.") from error
     paths = [escape_glob(str(path.absolute())) for path in files]
     rows = spark.read.format(SPARK_FORMATS.get(kind, kind)).load(paths)
     return from_frame(rows.select(*make_parquet_columns(rows, checked[0].schema)), title, name, source)
@@ -666,8 +664,8 @@ def _make_profile(head: _Head, measured: Mapping[str, Any]) -> ColumnProfile:
     mask = measured.get(f"mask_{place}") or 0
     classes = {kind for number, kind in enumerate(CLASSES) if mask >> number & 1}
     others = measured.get(f"other_{place}")
-    if others == 0 if head.type == "binary" else head.type is None and head.is_free_text:
-        classes = {"string"}
+    is_text = others == 0 if head.type == "binary" else head.type is None and head.is_free_text
+    classes = {"string"} if is_text else classes
     has_few = _has_few_values(head) and others == 0
     return ColumnProfile(
         name=head.name,

@@ -29,6 +29,7 @@ CHUNK_BYTES = MIB
 BOM = "\ufeff"
 TRANSFER = "Transfer the file again"
 SHOWN_ELEMENTS = 5
+# Logical and converted types of Parquet; Spark refuses a file that has one.
 NOT_IN_SPARK = {"TIME", "UUID", "INTERVAL", "FLOAT16"}
 GUESS_PIECES, MAX_GUESS_DEPTH = 4, 10
 

@@ -319,13 +319,13 @@ def apply(
         changes = declared.plan_changes(catalog, desired, **options)
         desired = ahead.read(desired, changes.steps)
         check = _make_rule_check(catalog, versions, ahead, desired, changes)
-        apply = partial(declared.apply_files, catalog, desired, operator_name(), **options, check=check)
+        carry_out = partial(declared.apply_files, catalog, desired, operator_name(), **options, check=check)
         if plan:
-            changes = apply(dry_run=True)
+            changes = carry_out(dry_run=True)
             _print_plan(changes, as_json=as_json)
             raise typer.Exit(DIFFERS_EXIT_CODE if changes.steps else 0)
         if yes or expect is not None:
-            changes = apply(digest=expect)
+            changes = carry_out(digest=expect)
             _print_plan(changes, as_json=as_json)
         else:
             changes = declared.plan_changes(catalog, desired, **options)
@@ -333,7 +333,7 @@ def apply(
             if not changes.steps:
                 return
             confirm("Do this?", f"give --yes, or --expect {changes.digest} for this plan and no other.")
-            apply(digest=changes.digest)
+            carry_out(digest=changes.digest)
     if changes.steps and not as_json:
         typer.echo(declared.format_applied(changes))
         _print_missing_tokens(changes)

@@ -7,6 +7,7 @@ import json
 from decimal import Decimal
 from pathlib import Path
 
+import duckdb
 import pandas as pd
 import pytest
 
@@ -347,6 +348,9 @@ def test_what_only_later_rows_show_counts(
 
 
 def test_what_no_contract_can_be_drafted_from_is_named(lake: Lake, tmp_path: Path) -> None:
+    duckdb.sql(
+        f"COPY (SELECT uuid() AS u, INTERVAL 1 DAY AS i, TIME '1:00' AS t) TO '{tmp_path / 'q.parquet'}'"
+    )
     cases = {
         "a.csv": ("id,id\n1,2\n", "the column 'id' is given twice"),
         "b.csv": ("id,\n1,2\n", "column 2 has no name in the header"),
@@ -368,7 +372,10 @@ def test_what_no_contract_can_be_drafted_from_is_named(lake: Lake, tmp_path: Pat
         "v.csv": (b"\x1f\x8b\x08", "is not UTF-8: byte 1.*ends with .gz"),
         "w.jsonl": ('{"id": 1}'.encode("utf-16-le"), "has a zero byte.*iconv -f UTF-16"),
         "x.csv": ("\n\nid\n1\n", "has no names in its first line. Begin it with a header"),
-        "q.parquet": (parquet_bytes({"id": [dt.time(1)]}), r"columns that Spark cannot read: id \(TIME\)"),
+        "q.parquet": (
+            (tmp_path / "q.parquet").read_bytes(),
+            r"cannot read: u \(UUID\), i \(INTERVAL\), t \(TIME\)",
+        ),
         "r.orc": (orc_bytes({"id": [1], "ID": [1]}), "The column `id` already exists"),
         "y.orc": (
             orc_bytes({"id": [dt.datetime(2024, 1, 1, tzinfo=dt.UTC)]}),
@@ -394,5 +401,8 @@ def test_what_no_contract_can_be_drafted_from_is_named(lake: Lake, tmp_path: Pat
         read_files(lake.spark, [str(tmp_path / "none.csv")])
     (tmp_path / "h.csv").write_text("id\n1\n")
     (tmp_path / "i.csv").write_text("no\n1\n")
+    (tmp_path / "sound.parquet").write_bytes(parquet_bytes({"id": [1]}))
+    with pytest.raises(SampleError, match=r"e\.parquet: is no sound Parquet file"):
+        read_files(lake.spark, [str(tmp_path / name) for name in ("sound.parquet", "e.parquet")])
     with pytest.raises(SampleError, match=r"i\.csv: has other columns than h\.csv"):
         read_files(lake.spark, [str(tmp_path / "h.csv"), str(tmp_path / "i.csv")])

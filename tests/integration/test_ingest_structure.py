@@ -77,6 +77,14 @@ def test_a_type_that_spark_has_no_values_for_is_a_problem_too(lake: Lake, tmp_pa
     content = parquet_bytes({"id": [[1], [2]], "name": ["a", "b"]}, id=pa.list_(pa.int32()))
     table = read(lake, tmp_path, {"readings.parquet": content})
     assert details(table) == ["column 'id' is array<int>, not int, in all/readings.parquet"]
+    seal = {"name": "name", "physicalType": "binary"}
+    texts = read(
+        lake,
+        tmp_path / "texts",
+        {"readings.parquet": parquet_bytes({"id": [1], "name": ["YQ=="]})},
+        [TWO_COLUMNS[0], seal],
+    )
+    assert details(texts) == ["column 'name' is string, not binary, in all/readings.parquet"]
 
 
 def test_one_bad_value_is_a_bad_row_and_not_another_type(lake: Lake, tmp_path: Path) -> None:

@@ -257,6 +257,10 @@ FAULTS: dict[str, tuple[Spoil, str, str, str]] = {
         transform("hour"),
         "schema[0].properties[0]", "a column of type date cannot be partitioned by hour", "timestamp",
     ),
+    "binary partition": (
+        column(0, logicalType="string", physicalType="binary"),
+        "schema[0].properties[0]", "a column of type binary cannot be partitioned by identity", "bigint",
+    ),
     "transform in Delta": (
         lambda c: (
             c["servers"][0].update(format="delta"),
