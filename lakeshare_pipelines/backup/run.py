@@ -33,7 +33,7 @@ from lakeshare_pipelines.backup.stores import StoreAddress
 from lakeshare_pipelines.errors import BackupError, ObjectMissing
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_server.file_lock import hold_lock
-from lakeshare_server.telemetry.runs import run_step
+from lakeshare_server.telemetry.logs import run_step
 from lakeshare_server.telemetry.tracing import add_attributes, span
 
 log = logging.getLogger(__name__)

@@ -55,7 +55,7 @@ from lakeshare_server.tables import describe_index, read_delta
 from lakeshare_server.tables.delta.log import list_for_latest
 from lakeshare_server.tables.evidence import EvidenceWriter
 from lakeshare_server.tables.iceberg.changes import change_files_of
-from lakeshare_server.telemetry.runs import run_step
+from lakeshare_server.telemetry.logs import run_step
 from lakeshare_server.telemetry.tracing import add_attributes, span
 
 

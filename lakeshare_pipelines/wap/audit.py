@@ -46,7 +46,7 @@ from lakeshare_pipelines.wap.staged import (
     read_quarantine,
     save_attempt,
 )
-from lakeshare_server.telemetry.runs import run_step
+from lakeshare_server.telemetry.logs import run_step
 from lakeshare_server.telemetry.tracing import add_attributes
 
 if TYPE_CHECKING:

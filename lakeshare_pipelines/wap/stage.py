@@ -62,7 +62,7 @@ from lakeshare_pipelines.wap.staged import (
     write_quarantine,
 )
 from lakeshare_server.lazy import LazyModule
-from lakeshare_server.telemetry.runs import run_step
+from lakeshare_server.telemetry.logs import run_step
 from lakeshare_server.telemetry.tracing import add_attributes
 
 if TYPE_CHECKING:

@@ -141,12 +141,13 @@ class PublicationRow(GrowingRow):
         ),
         # The feed of a share is read newest first.
         Index("ix_publications_published_at", "published_at"),
+        Index("ix_publications_sets", "set_name", "key"),
         GROWING,
     )
 
     table: Mapped[str] = mapped_column("table_name", ShortText(512))
     version: Mapped[Long]
-    set_name: Mapped[Name] = mapped_column(index=True)
+    set_name: Mapped[Name]
     format: Mapped[str] = mapped_column("table_format", ShortText(16))
     location: Mapped[str]
     table_id: Mapped[Word]

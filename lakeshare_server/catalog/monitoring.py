@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from sqlalchemy import func, select
-from sqlalchemy.orm import Session
+from sqlalchemy import Select, func, select
+from sqlalchemy.orm import Session, aliased
 
 from lakeshare_server.catalog.models import (
     ContractRow,
@@ -14,7 +14,7 @@ from lakeshare_server.catalog.models import (
     PublicationRow,
     SharedTableRow,
 )
-from lakeshare_server.catalog.overviews import read_operations
+from lakeshare_server.catalog.overviews import last_run, read_operations, set_names
 from lakeshare_server.service_levels import find_goal_of_text
 
 DELIVERY_STATES = ("pending", "dead")
@@ -65,16 +65,15 @@ class FreshnessGoals:
 
 def read_lake_state(session: Session, goals: FreshnessGoals, max_tables: int) -> LakeState:
     """The state now, with at most `max_tables` tables, in the order of their names."""
-    shared = select(SharedTableRow.lake_table).distinct()
+    shared = select(SharedTableRow.lake_table.label("name")).distinct()
     total = session.scalar(select(func.count()).select_from(shared.subquery())) or 0
-    names = list(session.scalars(shared.order_by(SharedTableRow.lake_table).limit(max_tables)))
     pending = select(func.min(DeliveryRow.created_at)).where(DeliveryRow.state == "pending")
     counted = select(DeliveryRow.state, func.count()).where(DeliveryRow.state.in_(DELIVERY_STATES))
     deliveries = {row[0]: row[1] for row in session.execute(counted.group_by(DeliveryRow.state))}
     operations = read_operations(session)
     return LakeState(
-        tables=_read_tables(session, goals, names),
-        left_out=total - len(names),
+        tables=_read_tables(session, goals, shared.order_by("name").limit(max_tables)),
+        left_out=max(total - max_tables, 0),
         publications=session.scalar(select(func.max(PublicationRow.key))) or 0,
         unsigned=_count_unsigned(session),
         deliveries={state: deliveries.get(state, 0) for state in DELIVERY_STATES},
@@ -84,19 +83,16 @@ def read_lake_state(session: Session, goals: FreshnessGoals, max_tables: int) ->
     )
 
 
-def _read_tables(session: Session, goals: FreshnessGoals, names: Sequence[str]) -> list[TableFreshness]:
-    row = PublicationRow
-    newest = (
-        select(row.table.label("name"), func.max(row.version).label("version"))
-        # Rollbacks and maintenance bring no data.
-        .where(row.table.in_(names), row.rollback_of.is_(None), row.maintenance_of.is_(None))
-        .group_by(row.table)
-        .subquery()
+def _read_tables(session: Session, goals: FreshnessGoals, tables: Select[str]) -> list[TableFreshness]:
+    named, row, earlier = tables.subquery(), PublicationRow, aliased(PublicationRow)
+    # Rollbacks and maintenance bring no data.
+    with_data = select(earlier.version).where(
+        earlier.table == named.c.name, earlier.rollback_of.is_(None), earlier.maintenance_of.is_(None)
     )
-    is_newest = (row.table == newest.c.name) & (row.version == newest.c.version)
-    found = session.execute(
-        select(row.table, row.published_at, row.contract_digest).join(newest, is_newest).order_by(row.table)
-    ).all()
+    newest = with_data.order_by(earlier.version.desc()).limit(1).scalar_subquery()
+    is_newest = (row.table == named.c.name) & (row.version == newest)
+    rows = select(row.table, row.published_at, row.contract_digest).select_from(named).join(row, is_newest)
+    found = session.execute(rows.order_by(row.table)).all()
     by_digest = goals.load(session, {digest for _, _, digest in found})
     return [TableFreshness(table, at, by_digest.get(digest)) for table, at, digest in found]
 
@@ -130,13 +126,12 @@ class SetRunState:
 
 def read_last_runs(session: Session) -> list[SetRunState]:
     """The last publication of each set, rollbacks and maintenance left out."""
-    row = PublicationRow
-    is_of_run = row.rollback_of.is_(None) & row.maintenance_of.is_(None) & (row.set_name != "")
-    newest = select(func.max(row.key)).where(is_of_run).group_by(row.set_name).limit(MAX_SETS)
-    runs = select(row.run_id).where(row.key.in_(newest))
+    row, names = PublicationRow, set_names()
+    is_of_run = row.rollback_of.is_(None) & row.maintenance_of.is_(None)
+    runs = select(last_run(names)).select_from(names).limit(MAX_SETS)
     found = session.execute(
         select(row.set_name, func.max(row.started_at), func.max(row.published_at), func.sum(row.rows))
-        .where(row.run_id.in_(runs), is_of_run)
+        .where(row.run_id.in_(runs), row.set_name != "", is_of_run)
         .group_by(row.set_name, row.run_id)
         .order_by(row.set_name)
     )

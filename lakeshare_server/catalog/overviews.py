@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
 
-from sqlalchemy import ColumnElement, distinct, func, or_, select
-from sqlalchemy.orm import Session
+from sqlalchemy import CTE, ColumnElement, ScalarSelect, func, or_, select
+from sqlalchemy.orm import Session, aliased
 
 from lakeshare_server.catalog.ledger import FollowedTable, followed_from_row
 from lakeshare_server.catalog.models import (
@@ -384,7 +384,7 @@ def find_tables(session: Session, text: str = "", after: str = "") -> Page[Table
 
 @dataclass(frozen=True)
 class SetOverview:
-    """A set with publications: its tables, and its newest publication."""
+    """A set with publications: the number of tables of its last run, and its newest publication."""
 
     name: str
     tables: int
@@ -406,48 +406,51 @@ class SetRun:
     failed: Sequence[str]
 
 
+def set_names(after: str = "") -> CTE:
+    """The names of the sets with publications, and null: each is looked up in an index after the one before."""
+    column = PublicationRow.set_name
+    names = select(func.min(column).label("name")).where(column > after).cte(recursive=True)
+    following = select(func.min(column)).where(column > names.c.name).scalar_subquery()
+    return names.union_all(select(following).where(names.c.name.is_not(None)))
+
+
+def last_run(names: CTE) -> ScalarSelect[str]:
+    """The id of the last run that published the set of a row of `set_names`: rollbacks and maintenance are no runs."""
+    row = aliased(PublicationRow)
+    is_of_run = row.rollback_of.is_(None) & row.maintenance_of.is_(None)
+    runs = select(row.run_id).where(row.set_name == names.c.name, is_of_run)
+    return runs.order_by(row.key.desc()).limit(1).correlate(names).scalar_subquery()
+
+
 def find_sets(session: Session, text: str = "", after: str = "") -> Page[SetOverview]:
     """A page of the sets with publications whose name contains the text."""
-    name, newest = PublicationRow.set_name, func.max(PublicationRow.key)
+    row, names = PublicationRow, set_names(after)
+    name = names.c.name
+    newest = select(row.published_at).where(row.set_name == name).order_by(row.key.desc()).limit(1)
+    # A run has few tables, a set many publications: the filter keeps the index of sets from being used.
+    tables = select(func.count().filter(row.set_name == name)).where(row.run_id == last_run(names))
     rows = session.execute(
-        select(name, newest, func.count(distinct(PublicationRow.table)))
-        .where(*_contains(text, name), name > after, name != "")
-        .group_by(name)
+        select(name, tables.scalar_subquery(), newest.scalar_subquery())
+        .where(name.is_not(None), *_contains(text, name))
         .order_by(name)
         .limit(PAGE + 1)
     ).all()
     shown = rows[:PAGE]
-    times = select(PublicationRow.key, PublicationRow.published_at).where(
-        PublicationRow.key.in_([key for _, key, _ in shown])
-    )
-    published = {row[0]: row[1] for row in session.execute(times)}
-    items = [SetOverview(name, tables, published[key]) for name, key, tables in shown]
-    return Page(items, shown[-1][0] if len(rows) > PAGE else None)
+    return Page([SetOverview(*found) for found in shown], shown[-1][0] if len(rows) > PAGE else None)
 
 
 def list_set_runs(session: Session, set_name: str, limit: int) -> list[SetRun]:
     """The last publications of a set by its runs, the newest first; rollbacks and maintenance are left out."""
-    newest = func.max(PublicationRow.key)
-    is_of_run = PublicationRow.rollback_of.is_(None) & PublicationRow.maintenance_of.is_(None)
-    run_ids = list(
-        session.scalars(
-            select(PublicationRow.run_id)
-            .where(PublicationRow.set_name == set_name, is_of_run)
-            .group_by(PublicationRow.run_id)
-            .order_by(newest.desc())
-            .limit(limit)
-        )
-    )
-    names = ("run_id", "partition", "published_at", "table", "version", "verdicts")
-    columns = [getattr(PublicationRow, name).label(name) for name in names]
-    rows = session.execute(
-        select(*columns)
-        .where(PublicationRow.run_id.in_(run_ids), PublicationRow.set_name == set_name)
-        .order_by(PublicationRow.key)
-    )
+    row = PublicationRow
+    is_of_run = (row.set_name == set_name) & row.rollback_of.is_(None) & row.maintenance_of.is_(None)
+    last = select(row.run_id).where(is_of_run).group_by(row.run_id).order_by(func.max(row.key).desc())
+    run_ids = list(session.scalars(last.limit(limit)))
+    columns = row.run_id, row.partition, row.published_at, row.table, row.version, row.verdicts
+    is_of_runs = row.run_id.in_(run_ids) & (row.set_name == set_name)
+    rows = session.execute(select(*columns).where(is_of_runs).order_by(row.key))
     by_run: dict[str, list[Any]] = {run_id: [] for run_id in run_ids}
-    for row in rows:
-        by_run[row.run_id].append(row)
+    for found in rows:
+        by_run[found.run_id].append(found)
     return [_make_set_run(of_run) for of_run in by_run.values()]
 
 
@@ -553,27 +556,16 @@ def read_operations(session: Session) -> Operations:
 
 def find_followed(session: Session, after: str = "") -> Page[FollowedOverview]:
     """A page of the followed tables by name, with their newest numbers."""
-    rows = list(
-        session.scalars(
-            select(FollowedTableRow)
-            .where(FollowedTableRow.table_name > after)
-            .order_by(FollowedTableRow.table_name)
-            .limit(PAGE + 1)
-        )
-    )
+    table, row = FollowedTableRow.table_name, PublicationRow
+    newest = select(func.max(row.version)).where(row.table == table).correlate(FollowedTableRow)
+    is_newest = (row.table == table) & (row.version == newest.scalar_subquery())
+    rows = session.execute(
+        select(FollowedTableRow, row.version, row.published_at)
+        .outerjoin(row, is_newest)
+        .where(table > after)
+        .order_by(table)
+        .limit(PAGE + 1)
+    ).all()
     shown = rows[:PAGE]
-    newest = (
-        select(PublicationRow.table.label("name"), func.max(PublicationRow.version).label("version"))
-        .where(PublicationRow.table.in_([row.table_name for row in shown]))
-        .group_by(PublicationRow.table)
-        .subquery()
-    )
-    found = select(PublicationRow.table, PublicationRow.version, PublicationRow.published_at).join(
-        newest, (PublicationRow.table == newest.c.name) & (PublicationRow.version == newest.c.version)
-    )
-    published = {table: (version, at) for table, version, at in session.execute(found)}
-    items = [
-        FollowedOverview(followed_from_row(row), *published.get(row.table_name, (None, None)))
-        for row in shown
-    ]
-    return Page(items, shown[-1].table_name if len(rows) > PAGE else None)
+    items = [FollowedOverview(followed_from_row(found), version, at) for found, version, at in shown]
+    return Page(items, shown[-1][0].table_name if len(rows) > PAGE else None)

@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from lakeshare_server.telemetry.tracing import current_trace_id
+from lakeshare_server.telemetry.tracing import Attribute, current_trace_id, span
 
 LogFormat = Literal["text", "json"]
 REDACTED = "REDACTED"
@@ -41,6 +41,13 @@ def run_scope(run_id: str) -> Iterator[None]:
         yield
     finally:
         _RUN_ID.reset(token)
+
+
+@contextmanager
+def run_step(name: str, run_id: str, parent: str | None = None, **attributes: Attribute) -> Iterator[None]:
+    """A step of a run, like `stage`, as a span; `parent` is the trace of an earlier step in another process."""
+    with run_scope(run_id), span(f"lakeshare.{name}", parent, run_id=run_id, **attributes):
+        yield
 
 
 def redact(text: str) -> str:

@@ -106,7 +106,7 @@ def test_commands_log_json_with_the_id_of_the_run() -> None:
 import logging
 from lakeshare_server.settings import read_log_format
 from lakeshare_server.telemetry.logs import configure_logs
-from lakeshare_server.telemetry.runs import run_step
+from lakeshare_server.telemetry.logs import run_step
 configure_logs(read_log_format)
 with run_step("audit", "r1"):
     logging.getLogger("lakeshare_pipelines.wap.audit").warning("shop.orders: odd failed (%s)", "error")

@@ -14,7 +14,7 @@ from lakeshare_pipelines.backup.points import wait_for_point_name
 from lakeshare_pipelines.backup.run import BackupRun, make_point
 from lakeshare_pipelines.settings import LakeSettings
 from lakeshare_pipelines.share.publication import publish_or_replay
-from lakeshare_server.telemetry.runs import run_step
+from lakeshare_server.telemetry.logs import run_step
 from lakeshare_server.telemetry.tracing import current_traceparent, span
 from tests.builders.console_scene import a_scene
 from tests.builders.lake_tables import a_delta_table
@@ -57,7 +57,7 @@ def test_a_query_links_to_the_run_of_its_publication(tmp_path: Path, monkeypatch
 
 def test_a_process_sends_its_spans_as_the_environment_orders_and_joins_the_trace_of_its_parent() -> None:
     code = """
-from lakeshare_server.telemetry.runs import run_step
+from lakeshare_server.telemetry.logs import run_step
 try:
     with run_step("stage", "r1", set="shop", rows=None):
         raise ValueError("row 7: ann@example.org")
