@@ -127,7 +127,6 @@ class LinesResponse(Response):
         slow_store: str | None = None,
     ) -> None:
         super().__init__(None, 200, {**headers, "Vary": "Accept-Encoding"}, NDJSON)
-
         del self.headers["content-length"]
         self._first, self._pieces, self._executor = first, pieces, QUICK
         if slow_store is not None:
@@ -150,12 +149,13 @@ class LinesResponse(Response):
             # Compressing takes longer than making lines: uncompressed responses must not wait for it.
             first, executor = encoder.encode(first), COMPRESSING if executor is QUICK else executor
             self._pieces = _compress(self._pieces, encoder)
+        # Its audit event is written first: it has nothing of the pieces.
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         watch = loop.create_task(self._watch(receive))
         piece: Piece | None = first
         # The next piece is made while one is sent.
         following = loop.run_in_executor(executor, self._next)
         try:
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             while not self._is_disconnected:
                 if piece:
                     await send({"type": "http.response.body", "body": piece, "more_body": True})

@@ -87,3 +87,24 @@ def test_a_look_for_a_client_that_has_left_ends() -> None:
         raise AssertionError("nobody looked whether the client is there")
 
     assert sent_of(endless(), left) == [b"first"]
+
+
+def test_no_piece_is_made_before_the_response_began() -> None:
+    """Then its audit event is written, which would have counts of the piece."""
+    is_made, early = Event(), list[bool]()
+
+    def pieces() -> Iterator[bytes]:
+        is_made.set()
+        yield b"one"
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.sleep(60)
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            early.append(await asyncio.to_thread(is_made.wait, 0.05))
+
+    asyncio.run(LinesResponse(b"first", pieces(), {})({"type": "http"}, receive, send))
+    assert early == [False]
+    assert is_made.is_set()
