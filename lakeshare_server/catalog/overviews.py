@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
 
-from sqlalchemy import CTE, ColumnElement, ScalarSelect, func, or_, select
+from sqlalchemy import CTE, ColumnElement, ScalarSelect, Subquery, func, or_, select
 from sqlalchemy.orm import Session, aliased
 
 from lakeshare_server.catalog.ledger import FollowedTable, followed_from_row
@@ -414,8 +414,8 @@ def set_names(after: str = "") -> CTE:
     return names.union_all(select(following).where(names.c.name.is_not(None)))
 
 
-def last_run(names: CTE) -> ScalarSelect[str]:
-    """The id of the last run that published the set of a row of `set_names`: rollbacks and maintenance are no runs."""
+def last_run(names: CTE | Subquery) -> ScalarSelect[str]:
+    """The id of the last run that published the set of a row of `names`: rollbacks and maintenance are no runs."""
     row = aliased(PublicationRow)
     is_of_run = row.rollback_of.is_(None) & row.maintenance_of.is_(None)
     runs = select(row.run_id).where(row.set_name == names.c.name, is_of_run)
@@ -425,18 +425,15 @@ def last_run(names: CTE) -> ScalarSelect[str]:
 def find_sets(session: Session, text: str = "", after: str = "") -> Page[SetOverview]:
     """A page of the sets with publications whose name contains the text."""
     row, names = PublicationRow, set_names(after)
-    name = names.c.name
-    newest = select(row.published_at).where(row.set_name == name).order_by(row.key.desc()).limit(1)
+    found = names.c.name.is_not(None), *_contains(text, names.c.name)
+    page = select(names.c.name).where(*found).order_by(names.c.name).limit(PAGE + 1).subquery()
+    newest = select(row.published_at).where(row.set_name == page.c.name).order_by(row.key.desc()).limit(1)
     # A run has few tables, a set many publications: the filter keeps the index of sets from being used.
-    tables = select(func.count().filter(row.set_name == name)).where(row.run_id == last_run(names))
-    rows = session.execute(
-        select(name, tables.scalar_subquery(), newest.scalar_subquery())
-        .where(name.is_not(None), *_contains(text, name))
-        .order_by(name)
-        .limit(PAGE + 1)
-    ).all()
+    tables = select(func.count().filter(row.set_name == page.c.name)).where(row.run_id == last_run(page))
+    columns = page.c.name, tables.scalar_subquery(), newest.scalar_subquery()
+    rows = session.execute(select(*columns).order_by(page.c.name)).all()
     shown = rows[:PAGE]
-    return Page([SetOverview(*found) for found in shown], shown[-1][0] if len(rows) > PAGE else None)
+    return Page([SetOverview(*each) for each in shown], shown[-1][0] if len(rows) > PAGE else None)
 
 
 def list_set_runs(session: Session, set_name: str, limit: int) -> list[SetRun]:
