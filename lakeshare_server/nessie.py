@@ -5,7 +5,7 @@ import ssl
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 from urllib.parse import quote, urlsplit
 
 import httpx
@@ -18,11 +18,6 @@ CODES = {401: "UNAUTHENTICATED", 403: "FORBIDDEN"}
 Parameters = Mapping[str, str | int]
 # Makes the exception for a status (0 if there was no response), an error code and a message.
 MakeError = Callable[[int, str, str], Exception]
-T = TypeVar("T")
-
-
-def _run_directly(call: Callable[[], T]) -> T:
-    return call()
 
 
 class NessieApi:
@@ -40,7 +35,7 @@ class NessieApi:
         make_error: MakeError,
         *,
         timeout_s: float = TIMEOUT_S,
-        run: Callable[[Callable[[], dict[str, Any]]], dict[str, Any]] = _run_directly,
+        run: Callable[[Callable[[], dict[str, Any]]], dict[str, Any]] = lambda call: call(),
     ) -> None:
         bypass_proxy(uri)
         self._uri = uri.rstrip("/")

@@ -12,10 +12,6 @@ from lakeshare_server.telemetry.logs import LogFormat
 from lakeshare_server.yaml_documents import written_as
 
 
-def _absolute(path: Path) -> Path:
-    return path.expanduser().resolve()
-
-
 def make_private(folder: Path) -> None:
     """Create a folder and its missing parents for their owner only; an existing folder keeps its mode."""
     for path in reversed((folder, *folder.parents)):
@@ -29,7 +25,7 @@ ACTIVATION_PATH, PORTAL_PATH, CONSOLE_PATH = "/activate", "/portal", "/console"
 # Of the bytes of local files, below the endpoint of the protocol.
 FILES_PATH = "/files"
 
-AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
+AbsolutePath = Annotated[Path, AfterValidator(lambda path: path.expanduser().resolve())]
 # Normalised, without a slash at its end.
 LakeLocation = Annotated[
     str, BeforeValidator(str), AfterValidator(lambda text: parse_lake_location(text).location)

@@ -273,8 +273,10 @@ class IcebergStaging:
         self._prepare(ref, table)
         writer = self._make_writer(ref, table, frame, run_id)
         is_local = self.lake.settings.spark_mode == "local"
-        has_one_each = self.contract.is_by_partition(table) and self.contract.partitioning.has_one_value_each
-        if self.is_large and is_local and has_one_each and _has_one_partition_each(table, partitions):
+        if not _has_few_files(self.contract, table, partitions):
+            # By default a task keeps a file of each partition open, some 1 MB each: Spark sorts the rows instead.
+            writer = writer.option("fanout-enabled", "false")
+        elif self.is_large and is_local and [t for _, t in table.partition_by] == ["identity"]:
             # Otherwise one task writes each day (a cluster's adaptive execution divides such days).
             writer = writer.option("distribution-mode", "none").option("fanout-enabled", "true")
         if table.write.mode == "append":
@@ -303,7 +305,8 @@ class IcebergStaging:
             self._merge_known(staged, table, changes.where(F.col(BEFORE).isNotNull()))
             new = changes.where(F.col(BEFORE).isNull())
         if before is None or not new.isEmpty():
-            self._make_writer(staged.ref, table, new.select(*columns), staged.run_id).append()
+            writer = self._make_writer(staged.ref, table, new.select(*columns), staged.run_id)
+            writer.option("fanout-enabled", "false").append()
         self._keep_planned(staged, table, changes)
 
     def _merge_known(self, staged: Staged, table: Table, changes: "DataFrame") -> None:
@@ -544,10 +547,12 @@ def _find_new_rows(before: "DataFrame | None", after: "DataFrame") -> "DataFrame
     return added.exceptAll(removed)
 
 
-def _has_one_partition_each(table: Table, partitions: Sequence[str]) -> bool:
-    """Whether the rows of each of a few days are one partition of the table: a task has few files open."""
-    transforms = [transform for _, transform in table.partition_by]
-    return transforms == ["identity"] and partitions != WHOLE and len(partitions) <= MAX_OPEN_FILES
+def _has_few_files(contract: SetContract, table: Table, partitions: Sequence[str]) -> bool:
+    """Whether a run's rows are of few partitions of the table, each one of the set: a task has few files open."""
+    if not contract.is_by_partition(table) or tuple(partitions) == WHOLE or len(partitions) > MAX_OPEN_FILES:
+        return False
+    columns = [column for column, _ in table.partition_by]
+    return contract.partitioning.has_one_value_each and columns == list_partition_columns(contract, table)
 
 
 def list_partition_columns(contract: SetContract, table: Table) -> list[str]:

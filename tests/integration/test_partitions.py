@@ -16,6 +16,7 @@ from lakeshare_pipelines.ingest import find_deliveries, find_deliveries_of_run
 from lakeshare_pipelines.ingest.frame import read_delivery
 from lakeshare_pipelines.share.publication import publish
 from lakeshare_pipelines.spark.rows import filter_partitions, make_key_column
+from lakeshare_pipelines.spark.session import make_catalog_name
 from lakeshare_pipelines.wap.audit import audit
 from lakeshare_pipelines.wap.staged import Lake
 from lakeshare_server.catalog import Catalog
@@ -295,3 +296,30 @@ def _choose(partitioning: Partitioning) -> list[str]:
         for hour in (0, 1, 5)
     ]
     return list(dict.fromkeys(map(partitioning.find_key, times)))
+
+
+def test_a_task_that_writes_many_partitions_has_one_file_open(lake: Lake) -> None:
+    """It would keep one of each partition in memory, which 1,000 days exceeded; sorted rows need one at a time."""
+    case = replace(REGIONS, partitioning=Partitioning("static", values=tuple(f"r{n}" for n in range(40))))
+    contract = case.make_set("iceberg")
+    sorts = {}
+    for count in (2, 40):
+        keys = contract.partitioning.values[:count]
+        staged = stage_rows(
+            lake,
+            contract,
+            partitions=keys,
+            run_id=f"of{count}",
+            t=_make_sql([(key, 1) for key in keys], case),
+        )
+        assert staged.tables[0].rows == count
+        lake.spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()
+        listed = lake.spark._jsparkSession.sharedState().statusStore().executionsList()
+        plans = [listed.apply(at).physicalPlanDescription() for at in range(listed.size())]
+        [plan] = [
+            p
+            for p in plans
+            if f"OverwriteByExpression IcebergWrite(table={make_catalog_name(staged.ref)}." in p
+        ]
+        sorts[count] = "Sort [" in plan
+    assert sorts == {2: False, 40: True}
