@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import reduce
@@ -60,6 +61,9 @@ MAX_SENT = "64m"
 MAX_UNTOUCHED = 0.1
 """Share of a table that a merge may write again although nothing in it changes."""
 MAX_OPEN_FILES = 31
+MAX_MERGED_FILES = 200
+"""Files, some 1 MB each in memory, that a task of a merge may have open."""
+FANOUT = "write.spark.fanout.enabled"
 
 
 @dataclass(frozen=True)
@@ -329,26 +333,41 @@ class IcebergStaging:
             if not source.count():
                 return
             # Spark would read the keys of the whole table to find its files again.
-            finds_files = self._measure_untouched(table, changes) > MAX_UNTOUCHED
-            conf["spark.sql.optimizer.runtime.rowLevelOperationGroupFilter.enabled"] = str(
-                finds_files
-            ).lower()
-            merge = source.mergeInto(self.lake.table_at(table.name, staged.ref), reduce(and_, same))
-            merge = merge.whenMatched(F.col(DELETED)).delete().whenMatched().update(values)
-            with set_conf(self.lake.spark, conf):
-                merge.merge()
+            untouched, touched_files = self._measure_untouched(table, changes)
+            finds_files = str(untouched > MAX_UNTOUCHED).lower()
+            conf["spark.sql.optimizer.runtime.rowLevelOperationGroupFilter.enabled"] = finds_files
+            one_file: AbstractContextManager[None] = nullcontext()
+            # Rows may move to other partitions than those of their files.
+            if table.partition_by and max(touched_files, _count_partitions(table, source)) > MAX_MERGED_FILES:
+                one_file = self._set_property(staged.ref, table, FANOUT, "false")
+            with set_conf(self.lake.spark, conf), one_file:
+                merge = source.mergeInto(self.lake.table_at(table.name, staged.ref), reduce(and_, same))
+                merge.whenMatched(F.col(DELETED)).delete().whenMatched().update(values).merge()
         finally:
             source.unpersist()
 
-    def _measure_untouched(self, table: Table, changes: "DataFrame") -> float:
-        """The share of the bytes of main that is in files without rows to change."""
+    @contextmanager
+    def _set_property(self, ref: str, table: Table, name: str, value: str) -> Iterator[None]:
+        """Set a property of a table that has none of this name until the block ends without an error."""
+        # Properties are the table's, and not a branch's.
+        target = self.lake.table_at(table.name, ref if self.lake.named_catalog is None else "main")
+        has_one = name in get_properties(self.lake.spark, target)
+        if not has_one:
+            self.lake.spark.sql(f"ALTER TABLE {target} SET TBLPROPERTIES ('{name}'='{value}')")
+        yield
+        if not has_one:
+            self.lake.spark.sql(f"ALTER TABLE {target} UNSET TBLPROPERTIES ('{name}')")
+
+    def _measure_untouched(self, table: Table, changes: "DataFrame") -> tuple[float, int]:
+        """The share of the bytes of main that is in files without rows to change, and the number of other files."""
         path, is_touched = F.col("file_path"), F.lit(True).alias("is_touched")
         touched = changes.select(F.explode(FILES).alias("file_path")).distinct().select(path, is_touched)
         files = self.lake.spark.table(f"{self.lake.table_at(table.name)}.data_files")
         size = F.col("file_size_in_bytes")
         untouched = F.sum(F.when(F.col("is_touched").isNull(), size))
-        sums = files.join(touched, "file_path", "left").agg(untouched, F.sum(size)).first()
-        return 0.0 if sums is None or not sums[1] else (sums[0] or 0) / sums[1]
+        aggregates = (untouched, F.sum(size), F.count("is_touched"))
+        [sums] = files.join(touched, "file_path", "left").agg(*aggregates).collect()
+        return (sums[0] or 0) / sums[1] if sums[1] else 0.0, sums[2]
 
     def _keep_planned(self, staged: Staged, table: Table, changes: "DataFrame") -> None:
         """Keep the rows of an applied plan, so that publication need not compare the files that the merge wrote again.
@@ -426,9 +445,8 @@ class IcebergStaging:
         return self.lake.spark.table(f"{self.lake.catalog('main')}.{namespace}.`{name}@main#{staged.base}`")
 
     def definition(self, staged: Staged, table: Table) -> str | None:
-        target, name = self.lake.table_at(table.name, staged.ref), stage.PROPERTY + stage.DEFINITION
-        properties = self.lake.spark.sql(f"SHOW TBLPROPERTIES {target}").collect()
-        return next((str(row["value"]) for row in properties if row["key"] == name), None)
+        target = self.lake.table_at(table.name, staged.ref)
+        return get_properties(self.lake.spark, target).get(stage.PROPERTY + stage.DEFINITION)
 
     def land(self, staged: Staged, evidence: Mapping[str, object]) -> Landed:
         publisher = self.lake.nessie("publisher")
@@ -553,6 +571,22 @@ def _has_few_files(contract: SetContract, table: Table, partitions: Sequence[str
         return False
     columns = [column for column, _ in table.partition_by]
     return contract.partitioning.has_one_value_each and columns == list_partition_columns(contract, table)
+
+
+def _count_partitions(table: Table, source: "DataFrame") -> int:
+    """The number of partitions of a table that the new rows of a merge are of."""
+    values = [
+        F.col(SOURCE_PREFIX + name)
+        if transform == "identity"
+        else F.date_trunc(transform, SOURCE_PREFIX + name)
+        for name, transform in table.partition_by
+    ]
+    return source.select(*values).distinct().count()
+
+
+def get_properties(spark: "SparkSession", target: str) -> dict[str, str]:
+    """The properties of a table."""
+    return {row["key"]: row["value"] for row in spark.sql(f"SHOW TBLPROPERTIES {target}").collect()}
 
 
 def list_partition_columns(contract: SetContract, table: Table) -> list[str]:

@@ -18,11 +18,12 @@ from lakeshare_pipelines.share.publication import publish
 from lakeshare_pipelines.spark.rows import filter_partitions, make_key_column
 from lakeshare_pipelines.spark.session import make_catalog_name
 from lakeshare_pipelines.wap.audit import audit
+from lakeshare_pipelines.wap.iceberg import FANOUT, get_properties
 from lakeshare_pipelines.wap.staged import Lake
 from lakeshare_server.catalog import Catalog
 from tests.builders.audits import a_set, stage_rows
 from tests.builders.sets import green
-from tests.builders.write_modes import read_main
+from tests.builders.write_modes import Change, a_set_of_modes, deliver, read_main, stage_without_reading
 
 BERLIN = "Europe/Berlin"
 
@@ -305,21 +306,36 @@ def test_a_task_that_writes_many_partitions_has_one_file_open(lake: Lake) -> Non
     sorts = {}
     for count in (2, 40):
         keys = contract.partitioning.values[:count]
-        staged = stage_rows(
-            lake,
-            contract,
-            partitions=keys,
-            run_id=f"of{count}",
-            t=_make_sql([(key, 1) for key in keys], case),
-        )
+        rows = _make_sql([(key, 1) for key in keys], case)
+        staged = stage_rows(lake, contract, partitions=keys, run_id=f"of{count}", t=rows)
         assert staged.tables[0].rows == count
-        lake.spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()
-        listed = lake.spark._jsparkSession.sharedState().statusStore().executionsList()
-        plans = [listed.apply(at).physicalPlanDescription() for at in range(listed.size())]
-        [plan] = [
-            p
-            for p in plans
-            if f"OverwriteByExpression IcebergWrite(table={make_catalog_name(staged.ref)}." in p
-        ]
-        sorts[count] = "Sort [" in plan
+        sorts[count] = "Sort [" in _find_plan(lake, "OverwriteByExpression", staged.ref)
     assert sorts == {2: False, 40: True}
+
+
+def test_a_merge_into_many_partitions_has_one_file_open(
+    lake: Lake, catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contract = a_set_of_modes(tmp_path, "of_many", "iceberg", ("merge",))
+    days, sorts = [f"2024-01-0{number}" for number in (1, 2, 3)], []
+    for turn, (day, limit) in enumerate(zip(days, (200, 200, 1), strict=True)):
+        monkeypatch.setattr("lakeshare_pipelines.wap.iceberg.MAX_MERGED_FILES", limit)
+        changes = [Change(number, f"n{number}", float(turn), day) for number in range(3)]
+        deliver(lake.settings, contract, day, changes)
+        staged = stage_without_reading(lake, contract, day, changes)
+        publish(lake, catalog, contract, staged, green(contract, staged))
+        if turn:
+            sorts.append("Sort [" in _find_plan(lake, "ReplaceData", staged.ref))
+        assert {row[2] for row in read_main(lake, contract, "merge_rows")} == {turn}
+    assert sorts == [False, True]
+    assert FANOUT not in get_properties(lake.spark, lake.table_at("of_many.merge_rows"))
+
+
+def _find_plan(lake: Lake, command: str, ref: str) -> str:
+    """The plan of the one command that Spark ran on the branch."""
+    lake.spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()
+    listed = lake.spark._jsparkSession.sharedState().statusStore().executionsList()
+    plans = [str(listed.apply(at).physicalPlanDescription()) for at in range(listed.size())]
+    start = f"{command} IcebergWrite(table={make_catalog_name(ref)}."
+    [plan] = [plan for plan in plans if start in plan]
+    return plan
