@@ -330,15 +330,14 @@ class IcebergStaging:
         # Spark knows the size of held rows, and sends few to each task instead of sorting the table.
         source = changes.select(*renamed, DELETED).persist()
         try:
-            if not source.count():
+            if not (rows := source.count()):
                 return
             # Spark would read the keys of the whole table to find its files again.
             untouched, touched_files = self._measure_untouched(table, changes)
             finds_files = str(untouched > MAX_UNTOUCHED).lower()
             conf["spark.sql.optimizer.runtime.rowLevelOperationGroupFilter.enabled"] = finds_files
             one_file: AbstractContextManager[None] = nullcontext()
-            # Rows may move to other partitions than those of their files.
-            if table.partition_by and max(touched_files, _count_partitions(table, source)) > MAX_MERGED_FILES:
+            if _has_many_partitions(table, source, rows, touched_files):
                 one_file = self._set_property(staged.ref, table, FANOUT, "false")
             with set_conf(self.lake.spark, conf), one_file:
                 merge = source.mergeInto(self.lake.table_at(table.name, staged.ref), reduce(and_, same))
@@ -573,15 +572,13 @@ def _has_few_files(contract: SetContract, table: Table, partitions: Sequence[str
     return contract.partitioning.has_one_value_each and columns == list_partition_columns(contract, table)
 
 
-def _count_partitions(table: Table, source: "DataFrame") -> int:
-    """The number of partitions of a table that the new rows of a merge are of."""
-    values = [
-        F.col(SOURCE_PREFIX + name)
-        if transform == "identity"
-        else F.date_trunc(transform, SOURCE_PREFIX + name)
-        for name, transform in table.partition_by
-    ]
-    return source.select(*values).distinct().count()
+def _has_many_partitions(table: Table, source: "DataFrame", rows: int, touched_files: int) -> bool:
+    """Whether a merge may write many partitions: rows move to others than those of their files."""
+    if not table.partition_by or max(rows, touched_files) <= MAX_MERGED_FILES:
+        return False
+    columns = [(F.col(SOURCE_PREFIX + name), by) for name, by in table.partition_by]
+    values = [column if by == "identity" else F.date_trunc(by, column) for column, by in columns]
+    return max(touched_files, source.select(*values).distinct().count()) > MAX_MERGED_FILES
 
 
 def get_properties(spark: "SparkSession", target: str) -> dict[str, str]:

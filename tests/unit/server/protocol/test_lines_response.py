@@ -51,6 +51,12 @@ def sent_of(pieces: Iterator[bytes], left: Event) -> list[bytes]:
     return sent
 
 
+async def stay() -> dict[str, Any]:
+    """The `receive` of a client that does not leave."""
+    await asyncio.sleep(60)
+    return {"type": "http.disconnect"}
+
+
 def test_empty_pieces_are_not_sent() -> None:
     assert sent_of(iter([b"", b"one", b"", b"", b"two", b""]), Event()) == [b"first", b"one", b"two", b""]
 
@@ -63,16 +69,12 @@ def test_the_next_piece_is_made_while_one_is_sent() -> None:
         is_made.set()
         yield b"two"
 
-    async def receive() -> dict[str, Any]:
-        await asyncio.sleep(60)
-        return {"type": "http.disconnect"}
-
     async def send(message: Any) -> None:
         if message.get("body") == b"one":
             assert await asyncio.to_thread(is_made.wait, 30)
         sent.append(bytes(message.get("body", b"start")))
 
-    asyncio.run(LinesResponse(b"first", pieces(), {})({"type": "http"}, receive, send))
+    asyncio.run(LinesResponse(b"first", pieces(), {})({"type": "http"}, stay, send))
     assert sent == [b"start", b"first", b"one", b"two", b""]
 
 
@@ -97,14 +99,10 @@ def test_no_piece_is_made_before_the_response_began() -> None:
         is_made.set()
         yield b"one"
 
-    async def receive() -> dict[str, Any]:
-        await asyncio.sleep(60)
-        return {"type": "http.disconnect"}
-
     async def send(message: Any) -> None:
         if message["type"] == "http.response.start":
             early.append(await asyncio.to_thread(is_made.wait, 0.05))
 
-    asyncio.run(LinesResponse(b"first", pieces(), {})({"type": "http"}, receive, send))
+    asyncio.run(LinesResponse(b"first", pieces(), {})({"type": "http"}, stay, send))
     assert early == [False]
     assert is_made.is_set()
