@@ -266,7 +266,9 @@ def _vector_ends(files: pa.RecordBatch, sign: Sign) -> str | pa.Array:
     return pc.replace_with_mask(pa.repeat(plain, len(paths)), has_vector, ends)
 
 
-PIECE_ROWS = 1000
+PIECE_ROWS = 2000
+# The first files do not wait long for URLs.
+SLOW_PIECE_ROWS = 1000
 # Most of a batch was read if more than one file in this many was used.
 PARTS = 8
 PLACE, SURE_ROWS = "place", "sure_rows"
@@ -275,8 +277,9 @@ COUNTED = ("size", "rows", "dv_cardinality")
 
 @dataclass
 class Progress:
-    """What a response has sent so far; complete at its end."""
+    """What a response has sent so far; complete at its end. `is_slow`: its URLs take up to a millisecond each."""
 
+    is_slow: bool = False
     files: int = 0
     size_bytes: int = 0
     # None for changes, whose files have rows of several kinds.
@@ -287,8 +290,9 @@ class Progress:
 
     def pieces(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """The files to send at once, counted."""
-        for start in range(0, batch.num_rows, PIECE_ROWS):
-            piece = batch.slice(start, PIECE_ROWS)
+        rows = SLOW_PIECE_ROWS if self.is_slow else PIECE_ROWS
+        for start in range(0, batch.num_rows, rows):
+            piece = batch.slice(start, rows)
             self.files += piece.num_rows
             self.size_bytes += total(piece.column("size"))
             yield piece
@@ -341,7 +345,10 @@ class SnapshotResponse:
 
     def _from_start(self, columns: Sequence[str] | None) -> Iterator[tuple[int, pa.RecordBatch]]:
         begin = 0
-        for batch in self.index.batches(columns):
+        # Pages and limits count in the order of the paths.
+        is_whole = self.most is None and self.rows_wanted is None
+        read = self.index.unordered_batches if is_whole else self.index.batches
+        for batch in read(columns):
             skipped = max(self.start - begin, 0)
             if skipped < batch.num_rows:
                 yield begin + skipped, batch.slice(skipped)

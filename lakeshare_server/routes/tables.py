@@ -511,7 +511,7 @@ def respond_with_snapshot(
         start=0 if page is None else page.start,
         most=files_per_page(request.app_state.settings, query.paging),
     )
-    progress = Progress()
+    progress = Progress(opening.session.slow_store is not None)
     pieces = selected.render(lines, opening.session.sign, progress)
     return opening.respond(
         number, head.of(header.head), pieces, progress, closing, is_rendered=index.is_written
@@ -616,7 +616,7 @@ def _respond(
         question=make_page_question(query.parameters, request),
         following=lambda done: Page(first, last, done.next_place or 0, latest=head_version, of=table_id),
     )
-    progress = Progress()
+    progress = Progress(opening.session.slow_store is not None)
     pieces = selected.render(opening.file_lines(ChangeLines), lines_head, opening.session.sign, progress)
     version = changes[0].version if changes else first
     return opening.respond(version, lines_head.of(head), pieces, progress, closing)

@@ -124,7 +124,7 @@ def join_groups(
 def hex_texts(values: Sequence[bytes]) -> pa.StringArray:
     """Returns the hexadecimal texts of values of one length, such as digests, as a column."""
     width = 2 * len(values[0]) if values else 0
-    ends = array("i", (width * number for number in range(len(values) + 1)))
+    ends = array("i", range(0, width * len(values) + 1, width) if width else [0])
     characters = b"".join(values).hex().encode()
     if len(characters) != ends[-1]:
         raise ValueError("the values have several lengths")

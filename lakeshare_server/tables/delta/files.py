@@ -284,6 +284,15 @@ def _moments(texts: pa.Array, kind: pa.DataType) -> pa.Array:
 BLOCK_BYTES = 1 << 22
 # A block that does not parse is bisected down to this size, then read row by row.
 ROW_BY_ROW = 256
+# A JSON object as most writers make it: the row count first, and statistics without nested columns and escapes.
+_TEXT = r'"[^"\\\x00-\x1f]*"'
+_VALUE = rf"(?:-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|{_TEXT}|true|false|null)"
+_VALUES = rf"\{{(?:{_TEXT}:{_VALUE}(?:,{_TEXT}:{_VALUE})*)?\}}"
+ROW_COUNT = r'^\{"numRecords":(?P<rows>0|[1-9][0-9]{0,17})[,}]'
+USUAL_STATS = (
+    r'^\{"numRecords":(?:0|[1-9][0-9]{0,17})'
+    rf'(?:,"(?:minValues|maxValues|nullCount)":{_VALUES})*(?:,"tightBounds":(?:true|false))?\}}$'
+)
 # An object followed by something other than the end of the text or of a surrounding object.
 BEHIND_OBJECT = r"\}\s*[^\s,}\]\"]"
 
@@ -300,6 +309,11 @@ class Statistics:
 
 
 def parse_stats(texts: pa.Array, fields: Sequence[Field]) -> Statistics:
+    """The statistics of the fields; without fields, those that writers usually write are matched and not parsed."""
+    if not fields and pc.all(pc.match_substring_regex(texts, USUAL_STATS), min_count=0).as_py():
+        rows = pc.cast(pc.struct_field(pc.extract_regex(texts, ROW_COUNT), [0]), pa.int64())
+        nothing = struct_of({}, len(texts))
+        return Statistics(rows, nothing, nothing, nothing, texts)
     bounds = _arrow_struct(fields, _read_as)
     counts = _arrow_struct(fields, lambda _: pa.int64())
     members = {"minValues": bounds, "maxValues": bounds, "nullCount": counts}

@@ -6,6 +6,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from lakeshare_server.protocol.lines import Progress, SnapshotLines, SnapshotResponse
@@ -32,6 +33,14 @@ def test_each_batch_that_makes_no_piece_makes_an_empty_one(
     assert len(made) == pieces
     assert made[:DAYS] == [b""] * DAYS
     assert sum(map(bool, made)) == progress.files == pieces - DAYS
+
+
+@pytest.mark.parametrize(("is_slow", "sizes"), [(False, [2000, 500]), (True, [1000, 1000, 500])])
+def test_pieces_are_smaller_where_urls_take_time(is_slow: bool, sizes: list[int]) -> None:
+    progress = Progress(is_slow)
+    batch = pa.RecordBatch.from_arrays([pa.repeat(pa.scalar(3), 2500)], ["size"])
+    assert [piece.num_rows for piece in progress.pieces(batch)] == sizes
+    assert (progress.files, progress.size_bytes) == (2500, 7500)
 
 
 def sent_of(pieces: Iterator[bytes], left: Event) -> list[bytes]:

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lakeshare_server.tables.delta import files
 from lakeshare_server.tables.delta.files import Statistics, parse_stats
 from lakeshare_server.tables.snapshot import parse_schema
 from tests.builders.campaign import campaign_size
@@ -341,3 +342,54 @@ def test_what_is_known_of_a_file_does_not_depend_on_its_neighbours(texts: list[s
     assert len(together.rows) == len(together.min) == len(together.text) == len(texts)
     for place, text in enumerate(texts):
         assert told(together, place) == told(parsed(text), 0), text
+
+
+NUMBERS = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+LEAVES = st.none() | st.booleans() | NUMBERS | st.text(max_size=4)
+VALUES = st.dictionaries(
+    st.text(max_size=4), LEAVES | st.dictionaries(st.text(max_size=2), LEAVES, max_size=2)
+)
+OBJECTS = st.fixed_dictionaries(
+    {"numRecords": NUMBERS | LEAVES},
+    optional={
+        "minValues": VALUES,
+        "maxValues": VALUES,
+        "nullCount": VALUES,
+        "tightBounds": LEAVES,
+        "more": LEAVES,
+    },
+)
+DAMAGES = st.sampled_from(["", ",", "}", "{", '"', "\\", "\n", "0", "-", "e", "\x00", ":", "null"])
+
+
+@st.composite
+def texts(draw: st.DrawFn) -> str:
+    """A statistics text as a writer may have left it: one in two is damaged at one place."""
+    separators = draw(st.sampled_from([(",", ":"), (", ", ": ")]))
+    text = json.dumps(draw(OBJECTS), separators=separators, ensure_ascii=draw(st.booleans()))
+    if draw(st.booleans()):
+        place = draw(st.integers(0, len(text)))
+        text = text[:place] + draw(DAMAGES) + text[place + draw(st.integers(0, 2)) :]
+    return text
+
+
+@given(st.lists(st.none() | texts(), max_size=3))
+@settings(max_examples=campaign_size(300, 20_000), deadline=None)
+def test_row_counts_are_the_same_with_and_without_columns(found: list[str | None]) -> None:
+    """Without columns, texts of the usual form are matched and not parsed: the results must not differ."""
+    alone, beside = parsed(*found, schema=a_schema()), parsed(*found, schema=a_schema(a_field("id", "long")))
+    assert alone.rows.to_pylist() == beside.rows.to_pylist()
+    assert alone.text.to_pylist() == beside.text.to_pylist()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"numRecords":3}',
+        '{"numRecords":0,"minValues":{},"maxValues":{"a b":-0.5e-7},"nullCount":{"a":null,"é":"\u00e9"}}',
+        '{"numRecords":10,"minValues":{"a":"x","b":true},"maxValues":{"a":"y"},"tightBounds":false}',
+    ],
+)
+def test_usual_texts_are_matched(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_parsed", None)
+    assert parsed(text, text, None, schema=a_schema()).text.to_pylist() == [text, text, None]
