@@ -25,6 +25,7 @@ from lakeshare_pipelines.spark.session import translate_errors
 from lakeshare_pipelines.wap import checks
 from lakeshare_pipelines.wap.checks import CheckSpec, NotEvaluated, RuleOutcome, Types
 from lakeshare_pipelines.wap.inputs import read_publication
+from lakeshare_pipelines.wap.merge import align, find_new_rows
 from lakeshare_pipelines.wap.serveable import check_serveable
 from lakeshare_pipelines.wap.stage import (
     Staging,
@@ -52,12 +53,17 @@ from lakeshare_server.telemetry.tracing import add_attributes
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from lakeshare_server.catalog import Publication
+
 log = logging.getLogger(__name__)
 
 JITTER_S = 2.0
 WHOLE_TABLE = "all"
 MAX_HELD_VALUES = 2_000_000
 """Staged rows with no more values are held in Spark's memory; to hold more costs longer than to read columns again."""
+
+KNOWN = 10
+"""Publications in whose states main may be at the start of a run: others may be published while it is at work."""
 
 T = TypeVar("T")
 
@@ -71,24 +77,30 @@ class ReplayFailedAudit(NotAudited):
 
 
 class TableAudit:
+    """The checks of one table; `published` are its last publications, newest first."""
+
     def __init__(
-        self, lake: Lake, staging: Staging, contract: SetContract, staged: Staged, table: Table
+        self,
+        lake: Lake,
+        staging: Staging,
+        contract: SetContract,
+        staged: Staged,
+        table: Table,
+        published: "Sequence[Publication]",
     ) -> None:
         self.lake, self.staging, self.contract = lake, staging, contract
-        self.staged, self.table = staged, table
+        self.staged, self.table, self.published = staged, table, published
         self.record = staged.find_table(table.name)
         self.is_whole = self.record is not None and self.record.is_whole
         self.is_by_partition = contract.is_by_partition(table)
         self._counts: Mapping[str, int] | None = None
         self._rows: DataFrame
+        # Rows that are not of the run, and that rules on its rows are about, too.
+        self._others = 0
         self._held = ExitStack()
 
     def verdicts(self, specs: list[CheckSpec]) -> list[Verdict]:
         reads_whole = any(map(partial(checks.needs_whole_table, self.contract, self.table), self.table.rules))
-        published = None
-        if reads_whole:
-            with open_ledger(self.lake.settings) as ledger:
-                published = ledger.latest(self.table.name)
         # What is held last goes first: Spark would plan a frame again when one that it reads goes.
         with self._held:
             try:
@@ -96,13 +108,14 @@ class TableAudit:
                     rows = self._rows = self.staging.rows_of_run(self.staged, self.table)
                     self._hold(rows)
                     if reads_whole and self._after is not rows:
-                        self._hold(self._after, 0 if published is None else published.rows)
+                        self._hold(self._after, self.published[0].rows if self.published else 0)
+                    of_rows = self._add_rows_of_others(rows)
             except PipelineError:
                 raise
             except Exception as error:
                 unreadable = checks.make_failed_finding(self.table, f"the table cannot be read: {error}")
                 return [_make_verdict(spec, unreadable) for spec in specs]
-            by_name = self._checks(rows)
+            by_name = self._checks(rows, of_rows)
             return [_make_verdict(spec, self._run(by_name[spec.name])) for spec in specs]
 
     def _hold(self, frame: "DataFrame", other_rows: int = 0) -> None:
@@ -111,9 +124,49 @@ class TableAudit:
         if rows is not None and rows * len(self.table.columns) <= MAX_HELD_VALUES:
             self._held.callback(frame.persist().unpersist)
 
-    def _checks(self, rows: "DataFrame") -> dict[str, Callable[[], Finding]]:
+    def _add_rows_of_others(self, rows: "DataFrame") -> "DataFrame":
+        """The rows of the run, and those that another writer added to main: no run audited them."""
+        if self._main is None or self.contract.is_replaced(self.table):
+            return rows
+        state = self.staging.state_on_main(self.staged, self.table)
+        if any(state in (each.delta_version, each.snapshot_id) for each in self.published):
+            return rows
+        others = self._find_rows_of_others()
+        is_whole = others is self._after
+        self._others = others.count() - (rows.count() if is_whole else 0)
+        if not self._others:
+            return rows
+        since = f" since publication {self.published[0].version}" if self.published else ""
+        log.warning(
+            "%s: another writer changed main%s: rules are about %d more rows",
+            *(self.table.name, since, self._others),
+        )
+        return others if is_whole else rows.unionByName(others, allowMissingColumns=True)
+
+    def _find_rows_of_others(self) -> "DataFrame":
+        """The rows that main has since the last publication and that stay; all rows if that cannot be said."""
+        has_maps = any("map<" in column.type for column in self.table.columns)
+        if self._main is None or not self.published or has_maps:
+            # Spark does not compare maps.
+            return self._after
+        try:
+            known = read_publication(self.lake, self.published[0])
+            added = align(self.table, find_new_rows(known, self._main, self.staging.file_column))
+            self._held.callback(added.persist().unpersist)
+            if added.isEmpty():
+                return added
+            others = added.intersectAll(align(self.table, self._after))
+            self._held.callback(others.persist().unpersist)
+            others.count()
+        except Exception:  # of Spark or of the store
+            log.warning("%s: its last publication cannot be read", self.table.name, exc_info=True)
+            return self._after
+        return others
+
+    def _checks(self, rows: "DataFrame", of_rows: "DataFrame") -> dict[str, Callable[[], Finding]]:
+        """The checks by their names; `of_rows` are the rows that rules of rows are about."""
         types = checks.get_types(rows.schema)
-        outcomes = self._evaluate_rules(rows, types)
+        outcomes = self._evaluate_rules(of_rows, types)
         return {
             checks.STRUCTURE: partial(self._check_structure, types),
             checks.ROWS_PARSED: self._check_rows_parsed,
@@ -179,8 +232,9 @@ class TableAudit:
         view = self.table.view
         if view is None:
             raise ValueError(f"{self.table.name} is no view")
-        read = self.staging.table_after if self.is_whole else self.staging.rows_of_run
+        read = self.staging.table_after if self.is_whole or self._others else self.staging.rows_of_run
         base = read(self.staged, self.contract.table(view.of))
+        rows = self._after if self._others else rows
         expected = select_view_rows(self.contract, self.table, view, base)
         published_as = self.staging.definition(self.staged, self.table)
         return check_selection(view, expected, rows.select(*expected.columns), published_as)
@@ -220,7 +274,10 @@ class TableAudit:
     def _check_rule(self, rule: Rule, outcome: RuleOutcome | NotEvaluated) -> Finding:
         if isinstance(outcome, NotEvaluated):
             raise outcome
-        return checks.make_rule_finding(self.table, rule, outcome)
+        found = checks.make_rule_finding(self.table, rule, outcome)
+        if not self._others:
+            return found
+        return replace(found, observed={**found.observed, "rows_not_of_the_run": self._others})
 
     def _check_reference(self, reference: Reference, rows: "DataFrame", types: Types) -> Finding:
         checks.require_columns(reference.columns, types)
@@ -303,9 +360,12 @@ def audit(lake: Lake, contract: SetContract, staged: Staged) -> Verdicts:
         translate_errors(lake.settings, f"auditing {staged.ref}"),
     ):
         _require_head(staging, staged)
+        with open_ledger(lake.settings) as ledger:
+            published = {table.name: ledger.history(table.name, KNOWN) for table in contract.tables}
         for table in contract.tables:
             of_table = [spec for spec in specs if spec.table == table.name]
-            verdicts += TableAudit(lake, staging, contract, staged, table).verdicts(of_table)
+            of = TableAudit(lake, staging, contract, staged, table, published[table.name])
+            verdicts += of.verdicts(of_table)
         # The frames were read by the name of the location, not by its state.
         _require_head(staging, staged)
         result = Verdicts(staged.ref, staged.head, tuple(verdicts), contract.digest)

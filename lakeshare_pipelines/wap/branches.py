@@ -221,8 +221,12 @@ class BranchStaging(IcebergStaging):
             return self.lake.table(table.name, staged.ref)
         return self._read(table, json.loads(staged.head)[table.name])
 
+    def state_on_main(self, staged: Staged, table: Table) -> int | None:
+        snapshot: int | None = json.loads(staged.base).get(table.name)
+        return snapshot
+
     def on_main(self, staged: Staged, table: Table) -> "DataFrame | None":
-        snapshot = json.loads(staged.base).get(table.name)
+        snapshot = self.state_on_main(staged, table)
         return None if snapshot is None else self._read(table, snapshot)
 
     def definition(self, staged: Staged, table: Table) -> str | None:

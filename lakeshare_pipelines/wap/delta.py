@@ -102,6 +102,8 @@ class StagedLog:
 class DeltaStaging:
     """The tables of a set, each with a staging table of the run below it."""
 
+    file_column = FILE_PATH
+
     def __init__(self, lake: Lake, contract: SetContract) -> None:
         self.lake, self.contract = lake, contract
         self.tables = {table.name: table for table in contract.tables}
@@ -253,9 +255,13 @@ class DeltaStaging:
         unchanged = before.where(reduce(or_, others))
         return unchanged.unionByName(rows, allowMissingColumns=True)
 
+    def state_on_main(self, staged: Staged, table: Table) -> int | None:
+        version: int = json.loads(staged.base)[table.name]
+        return None if version == ABSENT else version
+
     def on_main(self, staged: Staged, table: Table) -> "DataFrame | None":
-        version = json.loads(staged.base)[table.name]
-        if version == ABSENT:
+        version = self.state_on_main(staged, table)
+        if version is None:
             return None
         # Delta rebuilds the state of a table each time that a version is read.
         if (table.name, version) not in self._on_main:

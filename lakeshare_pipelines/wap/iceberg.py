@@ -24,7 +24,15 @@ from lakeshare_pipelines.spark.rows import column_by_name, filter_partitions
 from lakeshare_pipelines.spark.session import set_conf, to_hadoop_path
 from lakeshare_pipelines.wap import stage
 from lakeshare_pipelines.wap.checks import get_types
-from lakeshare_pipelines.wap.merge import BEFORE, DELETED, FILES, ROW_FILE, list_change_rows, plan_changes
+from lakeshare_pipelines.wap.merge import (
+    BEFORE,
+    DELETED,
+    FILES,
+    ROW_FILE,
+    find_new_rows,
+    list_change_rows,
+    plan_changes,
+)
 from lakeshare_pipelines.wap.serveable import (
     ClientMatrix,
     Rewrite,
@@ -253,6 +261,8 @@ def _format_pairs(texts: Mapping[str, str], between: str) -> str:
 class IcebergStaging:
     """The tables of a set on one Nessie branch; those of a day that `is_large` are written by several tasks."""
 
+    file_column = FILE
+
     def __init__(self, lake: Lake, contract: SetContract, *, is_large: bool = False) -> None:
         self.lake, self.contract, self.is_large = lake, contract, is_large
         self.names = [table.name for table in contract.tables]
@@ -410,7 +420,7 @@ class IcebergStaging:
 
     def rows_of_run(self, staged: Staged, table: Table) -> "DataFrame":
         if table.write.is_incremental:
-            return _find_new_rows(self.on_main(staged, table), self.table_after(staged, table))
+            return find_new_rows(self.on_main(staged, table), self.table_after(staged, table), FILE)
         # First, because columns can be named only when Spark runs: an audit may be what starts it.
         rows = self.table_after(staged, table)
         return rows.where(replaced_rows_filter(self.contract, table, staged.partitions_of(table.name)))
@@ -436,6 +446,10 @@ class IcebergStaging:
         for column in list_partition_columns(self.contract, table):
             others |= F.col(column).isNull()
         return self.table_after(staged, table).where(others).unionByName(rows)
+
+    def state_on_main(self, staged: Staged, table: Table) -> int | None:
+        state = iceberg_tables(self.lake).find(table.name, f"main@{staged.base}")
+        return None if state is None else state.snapshot_id
 
     def on_main(self, staged: Staged, table: Table) -> "DataFrame | None":
         if iceberg_tables(self.lake).find(table.name, f"main@{staged.base}") is None:
@@ -547,21 +561,6 @@ def format_create_table(target: str, table: Table) -> str:
         f"CREATE TABLE IF NOT EXISTS {target} ({columns}) USING iceberg{partitioned} "
         f"{located}TBLPROPERTIES ({table_properties})"
     )
-
-
-def _find_new_rows(before: "DataFrame | None", after: "DataFrame") -> "DataFrame":
-    """The rows of a state that an earlier one does not have as often; files of both are not compared."""
-    if before is None:
-        return after
-    columns = [column_by_name(name) for name in after.columns]
-    known = {name.lower() for name in before.columns}
-    then = [
-        column_by_name(name) if name.lower() in known else F.lit(None).alias(name) for name in after.columns
-    ]
-    old_files, new_files = (frame.select(FILE).distinct() for frame in (before, after))
-    added = after.select(*columns, FILE).join(old_files, FILE, "left_anti").drop(FILE)
-    removed = before.select(*then, FILE).join(new_files, FILE, "left_anti").drop(FILE)
-    return added.exceptAll(removed)
 
 
 def _has_few_files(contract: SetContract, table: Table, partitions: Sequence[str]) -> bool:

@@ -70,6 +70,25 @@ def align(table: Table, frame: "DataFrame") -> "DataFrame":
     return frame.select(*columns, *_keep_files(frame))
 
 
+def find_new_rows(before: "DataFrame | None", after: "DataFrame", file: str) -> "DataFrame":
+    """The rows of a state that an earlier one does not have as often; `file` is the column with a row's file.
+
+    Files of both states are not compared.
+    """
+    if before is None:
+        return after
+    columns = [column_by_name(name) for name in after.columns]
+    known = {name.lower() for name in before.columns}
+    then = [
+        column_by_name(name) if name.lower() in known else F.lit(None).alias(name) for name in after.columns
+    ]
+    files = F.col(file).alias(ROW_FILE)
+    old_files, new_files = (frame.select(files).distinct() for frame in (before, after))
+    added = after.select(*columns, files).join(old_files, ROW_FILE, "left_anti").drop(ROW_FILE)
+    removed = before.select(*then, files).join(new_files, ROW_FILE, "left_anti").drop(ROW_FILE)
+    return added.exceptAll(removed)
+
+
 def match_rows(left: "DataFrame", right: "DataFrame", names: Iterable[str], how: str) -> "DataFrame":
     """Semi or anti join (`left_semi`, `left_anti`) by columns with these names; a null has no match."""
     left, right = left.alias("l"), right.alias("r")

@@ -93,6 +93,9 @@ class Landed:
 class Staging(Protocol):
     """Staging locations of one table format, and the way from there to main."""
 
+    file_column: str
+    """The column that names the file of a row of main."""
+
     def open(self, ref: str) -> str:
         """Create or empty the staging location; returns the state of main it starts from."""
 
@@ -137,6 +140,9 @@ class Staging(Protocol):
 
     def table_around(self, staged: Staged, table: Table, rows: "DataFrame") -> "DataFrame":
         """`table_after` with `rows`, which are those of `rows_of_run`: held ones are not read again."""
+
+    def state_on_main(self, staged: Staged, table: Table) -> int | None:
+        """The Delta version or Iceberg snapshot of main at the start of the run; None without any."""
 
     def on_main(self, staged: Staged, table: Table) -> "DataFrame | None":
         """The table on main at the start of the run; None before the first publication."""

@@ -2,12 +2,14 @@
 
 import itertools
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from lakeshare_pipelines.contracts import Column, Reference, Rule, SetContract, Table
 from lakeshare_pipelines.contracts.partitioning import Partitioning
+from lakeshare_pipelines.share.publication import publish
 from lakeshare_pipelines.wap.stage import staging_for
 from lakeshare_pipelines.wap.staged import (
     Lake,
@@ -18,6 +20,8 @@ from lakeshare_pipelines.wap.staged import (
     Verdicts,
     make_staging_name,
 )
+from lakeshare_server.catalog import open_catalog
+from tests.builders.sets import green
 
 NOT_NULL = "expect_column_values_to_not_be_null"
 UNIQUE = "expect_column_values_to_be_unique"
@@ -149,9 +153,11 @@ def publish_rows(
     run_id: str = "run0",
     **rows: str,
 ) -> None:
-    """Rows that are on main when a test begins."""
+    """Rows that are published when a test begins."""
     staged = stage_rows(lake, contract, partitions=partitions, run_id=run_id, **rows)
-    staging_for(lake, contract).land(staged, {})
+    staged = replace(staged, deliveries=dict.fromkeys(partitions, run_id))
+    with closing(open_catalog(lake.settings.catalog_url)) as catalog:
+        publish(lake, catalog, contract, staged, green(contract, staged))
 
 
 def of(verdicts: Verdicts, check: str, table: str = "flights") -> Verdict:

@@ -269,6 +269,21 @@ def test_what_is_not_the_selection_any_more_is_not_published(lake, catalog, ledg
     assert [again.find_table(f"{contract.name}.{name}").rows for name in ("orders", "by_party")] == [2, 3]
 
 
+def test_rows_that_another_writer_added_to_a_view_are_not_published(
+    lake: Lake, catalog: Catalog, tmp_path: Path
+) -> None:
+    contract = a_set(tmp_path, next(SETS), "delta")
+    a_delivery(lake.settings, contract, MONDAY, [an_order(MONDAY, number) for number in range(1, 6)])
+    run(lake, catalog, contract, MONDAY)
+    location = table_location(lake.settings, contract.table("large"))
+    lake.spark.sql(f"INSERT INTO delta.`{location}` VALUES (date'{MONDAY}', 1, 1.5D)")
+    a_delivery(lake.settings, contract, TUESDAY, [an_order(TUESDAY, 11)])
+    staged = stage(lake, contract, [TUESDAY], str(uuid4()))
+    verdicts = audit_and_save(lake, contract, staged)
+    assert not of(verdicts, "selection", "large").passed
+    assert of(verdicts, "selection", "by_party").passed
+
+
 def test_what_is_no_predicate_over_the_table_is_told_with_its_place(lake, tmp_path):
     contract = a_set(tmp_path, "wrong", "delta", VIEWS.replace("amount > 3", "amuont > 3"))
     table = contract.table("large")

@@ -1,0 +1,133 @@
+"""Rows that another writer added to main are published only if the rules of the contract hold for them."""
+
+from dataclasses import replace
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from lakeshare_pipelines.contracts import Column, SetContract
+from lakeshare_pipelines.share.publication import publish
+from lakeshare_pipelines.wap.audit import audit
+from lakeshare_pipelines.wap.delta import table_location
+from lakeshare_pipelines.wap.staged import Lake, Verdict, Verdicts
+from lakeshare_server.catalog import Catalog
+from tests.builders.audits import (
+    DAY,
+    FLIGHT_COLUMNS,
+    NEXT_DAY,
+    NOT_NULL,
+    a_rule,
+    a_set,
+    flight_rows,
+    flights,
+    of,
+    publish_rows,
+    stage_rows,
+)
+
+FORMATS = pytest.mark.parametrize("table_format", ["iceberg", "delta"])
+RULE = a_rule("carrier_set", NOT_NULL, column="carrier")
+ADDED = "rows_not_of_the_run"
+
+
+def write_by_hand(lake: Lake, contract: SetContract, statement: str) -> None:
+    """Run a statement on the first table on main, `{t}`, without a run of the set."""
+    [table] = contract.tables
+    if table.format == "delta":
+        lake.spark.sql(statement.format(t=f"delta.`{table_location(lake.settings, table)}`"))
+        return
+    ref, nessie, publisher = f"by-hand-{uuid4()}", lake.nessie(), lake.nessie("publisher")
+    nessie.create_branch(ref, nessie.reference("main").hash)
+    lake.spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {lake.catalog(ref)}.{contract.name}")
+    lake.spark.sql(statement.format(t=f"{lake.catalog(ref)}.{table.name}"))
+    written = nessie.reference(ref).hash
+    main = nessie.reference("main").hash
+    publisher.merge(ref, written, onto_hash=main, message="by hand", author="tests", properties={})
+    nessie.delete_branch(ref, written)
+
+
+def run(lake: Lake, catalog: Catalog, contract: SetContract, day: str, rows: str) -> Verdicts:
+    """Stage, audit, and publish if the audit passed."""
+    staged = stage_rows(lake, contract, partitions=(day,), run_id=f"run-{uuid4()}", flights=rows)
+    staged = replace(staged, deliveries={day: staged.run_id})
+    verdicts = audit(lake, contract, staged)
+    if verdicts.green:
+        publish(lake, catalog, contract, staged, verdicts)
+    return verdicts
+
+
+def rule(verdicts: Verdicts) -> Verdict:
+    return of(verdicts, "carrier_set")
+
+
+@FORMATS
+def test_rows_not_of_the_run_are_audited_with_the_next_run(
+    lake: Lake, catalog: Catalog, table_format: str
+) -> None:
+    contract = a_set(flights(RULE, format=table_format))
+    publish_rows(lake, contract, flights=flight_rows(5))
+    bad = flight_rows(2, id="100L + id", carrier="if(id = 0, null, 'UA')")
+    write_by_hand(lake, contract, f"INSERT INTO {{t}} {bad}")
+    found = rule(run(lake, catalog, contract, NEXT_DAY, flight_rows(3, NEXT_DAY)))
+    assert not found.passed
+    assert (found.observed["rows"], found.observed["failed_rows"], found.observed[ADDED]) == (5, 1, 2)
+    # A run that replaces them is not about them.
+    replaced = rule(run(lake, catalog, contract, DAY, flight_rows(4)))
+    assert replaced.passed
+    assert ADDED not in replaced.observed
+    good = f"INSERT INTO {{t}} {flight_rows(1, id='200L')}"
+    write_by_hand(lake, contract, good)
+    third = rule(run(lake, catalog, contract, NEXT_DAY, flight_rows(3, NEXT_DAY)))
+    assert third.passed
+    assert (third.observed["rows"], third.observed[ADDED]) == (4, 1)
+    # They were published, and are no longer another writer's.
+    assert ADDED not in rule(run(lake, catalog, contract, NEXT_DAY, flight_rows(2, NEXT_DAY))).observed
+
+
+@FORMATS
+def test_files_that_another_writer_rewrote_have_no_new_rows(
+    lake: Lake, catalog: Catalog, table_format: str
+) -> None:
+    """A rule that earlier rows do not pass is about new rows, also if another writer rewrote their files."""
+    contract = a_set(flights(format=table_format))
+    publish_rows(lake, contract, flights=flight_rows(5, carrier="if(id < 2, null, 'UA')"))
+    write_by_hand(lake, contract, "DELETE FROM {t} WHERE id = 2013010100000 OR id = 2013010100003")
+    [table] = contract.tables
+    ruled = replace(contract, tables=(replace(table, rules=(replace(RULE, table=table.name),)),))
+    found = rule(run(lake, catalog, ruled, NEXT_DAY, flight_rows(3, NEXT_DAY)))
+    assert found.passed
+    assert found.observed["rows"] == 3
+    assert ADDED not in found.observed
+
+
+@FORMATS
+def test_a_table_that_was_there_before_its_first_publication_is_audited_whole(
+    lake: Lake, catalog: Catalog, table_format: str
+) -> None:
+    maps = Column("counts", "map<string,int>")
+    contract = a_set(flights(RULE, format=table_format, columns=(*FLIGHT_COLUMNS, maps)))
+    rows = flight_rows(5, counts="map('a', 1)", carrier="if(id < 2, null, 'UA')")
+    kind = f"USING {table_format} PARTITIONED BY (day)"
+    write_by_hand(lake, contract, f"CREATE TABLE {{t}} {kind} AS {rows}")
+    new = flight_rows(3, NEXT_DAY, counts="map('b', 2)")
+    found = rule(run(lake, catalog, contract, NEXT_DAY, new))
+    assert not found.passed
+    assert (found.observed["rows"], found.observed["failed_rows"], found.observed[ADDED]) == (8, 2, 5)
+    # Spark does not compare maps: all rows are read again.
+    publish_rows(lake, contract, flights=flight_rows(5, counts="map('a', 1)"))
+    write_by_hand(lake, contract, f"INSERT INTO {{t}} {rows}")
+    found = rule(run(lake, catalog, contract, NEXT_DAY, new))
+    assert (found.observed["rows"], found.observed["failed_rows"]) == (13, 2)
+
+
+def test_all_rows_are_audited_if_the_last_publication_is_gone(lake: Lake, catalog: Catalog) -> None:
+    contract = a_set(flights(RULE, format="delta"))
+    publish_rows(lake, contract, flights=flight_rows(5))
+    location = table_location(lake.settings, contract.tables[0])
+    before = set(Path(location).rglob("*.parquet"))
+    write_by_hand(lake, contract, "UPDATE {t} SET carrier = null WHERE day = date'2013-01-01'")
+    for file in before:
+        file.unlink()
+    found = rule(run(lake, catalog, contract, NEXT_DAY, flight_rows(3, NEXT_DAY)))
+    assert (found.observed["rows"], found.observed["failed_rows"], found.observed[ADDED]) == (8, 5, 5)
