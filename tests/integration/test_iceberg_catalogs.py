@@ -7,6 +7,7 @@ import pytest
 
 from lakeshare_pipelines.errors import IcebergCatalogError
 from lakeshare_pipelines.share.publication import publish
+from lakeshare_pipelines.wap.audit import TableAudit
 from lakeshare_pipelines.wap.stage import staging_for
 from tests.builders.applied_changes import applied
 from tests.builders.canonical import Rows, same_rows
@@ -21,7 +22,9 @@ from tests.integration.test_published_iceberg_changes import Walk
 
 
 @pytest.fixture
-def published_set(jdbc_lake, catalog, tmp_path, request) -> PublishedSet:
+def published_set(jdbc_lake, catalog, tmp_path, request, monkeypatch) -> PublishedSet:
+    # No other writer is at work: nothing is compared with the last publication.
+    monkeypatch.setattr(TableAudit, "_find_rows_of_others", None)
     name = f"jdbc{len(request.node.name)}"
     return PublishedSet(jdbc_lake, catalog, a_contract(tmp_path / "contracts", name, "iceberg"))
 

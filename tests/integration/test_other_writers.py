@@ -8,7 +8,7 @@ import pytest
 
 from lakeshare_pipelines.contracts import Column, SetContract
 from lakeshare_pipelines.share.publication import publish
-from lakeshare_pipelines.wap.audit import audit
+from lakeshare_pipelines.wap.audit import TableAudit, audit
 from lakeshare_pipelines.wap.delta import table_location
 from lakeshare_pipelines.wap.staged import Lake, Verdict, Verdicts
 from lakeshare_server.catalog import Catalog
@@ -83,6 +83,20 @@ def test_rows_not_of_the_run_are_audited_with_the_next_run(
     assert (third.observed["rows"], third.observed[ADDED]) == (4, 1)
     # They were published, and are no longer another writer's.
     assert ADDED not in rule(run(lake, catalog, contract, NEXT_DAY, flight_rows(2, NEXT_DAY))).observed
+
+
+@FORMATS
+def test_nothing_is_compared_if_main_is_as_it_was_published(
+    lake: Lake, catalog: Catalog, table_format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TableAudit, "_find_rows_of_others", None)
+    contract = a_set(flights(RULE, format=table_format))
+    days = (DAY, NEXT_DAY, DAY)
+    assert [run(lake, catalog, contract, day, flight_rows(3, day)).green for day in days] == [True] * 3
+    # Another run was published since this one began.
+    late = stage_rows(lake, contract, partitions=(DAY,), run_id="late", flights=flight_rows(2))
+    assert run(lake, catalog, contract, NEXT_DAY, flight_rows(4, NEXT_DAY)).green
+    assert audit(lake, contract, late).green
 
 
 @FORMATS
