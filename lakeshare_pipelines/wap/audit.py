@@ -144,7 +144,7 @@ class TableAudit:
         return others if is_whole else rows.unionByName(others, allowMissingColumns=True)
 
     def _find_rows_of_others(self) -> "DataFrame":
-        """The rows that main has since the last publication and that stay; all rows if that cannot be said."""
+        """The rows that main has since the last publication and that stay; all rows if they cannot be compared."""
         has_maps = any("map<" in column.type for column in self.table.columns)
         if self._main is None or not self.published or has_maps:
             # Spark does not compare maps.
@@ -158,8 +158,9 @@ class TableAudit:
             others = added.intersectAll(align(self.table, self._after))
             self._held.callback(others.persist().unpersist)
             others.count()
-        except Exception:  # of Spark or of the store
-            log.warning("%s: its last publication cannot be read", self.table.name, exc_info=True)
+        except Exception as error:  # of Spark or of the store
+            reason = checks.make_failed_finding(self.table, str(error)).observed["reason"]
+            log.warning("%s: the comparison with its last publication is %s", self.table.name, reason)
             return self._after
         return others
 

@@ -62,8 +62,8 @@ def rule(verdicts: Verdicts) -> Verdict:
 
 
 @FORMATS
-def test_rows_not_of_the_run_are_audited_with_the_next_run(
-    lake: Lake, catalog: Catalog, table_format: str
+def test_rows_of_another_writer_are_audited_with_the_next_run(
+    lake: Lake, catalog: Catalog, table_format: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     contract = a_set(flights(RULE, format=table_format))
     publish_rows(lake, contract, flights=flight_rows(5))
@@ -72,6 +72,7 @@ def test_rows_not_of_the_run_are_audited_with_the_next_run(
     found = rule(run(lake, catalog, contract, NEXT_DAY, flight_rows(3, NEXT_DAY)))
     assert not found.passed
     assert (found.observed["rows"], found.observed["failed_rows"], found.observed[ADDED]) == (5, 1, 2)
+    assert "another writer changed main since publication 0: rules are about 2 more rows" in caplog.text
     # A run that replaces them is not about them.
     replaced = rule(run(lake, catalog, contract, DAY, flight_rows(4)))
     assert replaced.passed
@@ -135,7 +136,9 @@ def test_a_table_that_was_there_before_its_first_publication_is_audited_whole(
     assert (found.observed["rows"], found.observed["failed_rows"]) == (13, 2)
 
 
-def test_all_rows_are_audited_if_the_last_publication_is_gone(lake: Lake, catalog: Catalog) -> None:
+def test_all_rows_are_audited_if_the_last_publication_is_gone(
+    lake: Lake, catalog: Catalog, caplog: pytest.LogCaptureFixture
+) -> None:
     contract = a_set(flights(RULE, format="delta"))
     publish_rows(lake, contract, flights=flight_rows(5))
     location = table_location(lake.settings, contract.tables[0])
@@ -145,3 +148,5 @@ def test_all_rows_are_audited_if_the_last_publication_is_gone(lake: Lake, catalo
         file.unlink()
     found = rule(run(lake, catalog, contract, NEXT_DAY, flight_rows(3, NEXT_DAY)))
     assert (found.observed["rows"], found.observed["failed_rows"], found.observed[ADDED]) == (8, 5, 5)
+    # Flights have personal data.
+    assert "FILE_NOT_EXIST (the message is withheld" in caplog.text

@@ -288,10 +288,9 @@ ROW_BY_ROW = 256
 _TEXT = r'"[^"\\\x00-\x1f]*"'
 _VALUE = rf"(?:-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|{_TEXT}|true|false|null)"
 _VALUES = rf"\{{(?:{_TEXT}:{_VALUE}(?:,{_TEXT}:{_VALUE})*)?\}}"
-ROW_COUNT = r'^\{"numRecords":(?P<rows>0|[1-9][0-9]{0,17})[,}]'
+_ROW_COUNT = r'^\{"numRecords":(?P<rows>0|[1-9][0-9]{0,17})'
 USUAL_STATS = (
-    r'^\{"numRecords":(?:0|[1-9][0-9]{0,17})'
-    rf'(?:,"(?:minValues|maxValues|nullCount)":{_VALUES})*(?:,"tightBounds":(?:true|false))?\}}$'
+    rf'{_ROW_COUNT}(?:,"(?:minValues|maxValues|nullCount)":{_VALUES})*(?:,"tightBounds":(?:true|false))?\}}$'
 )
 # An object followed by something other than the end of the text or of a surrounding object.
 BEHIND_OBJECT = r"\}\s*[^\s,}\]\"]"
@@ -311,7 +310,7 @@ class Statistics:
 def parse_stats(texts: pa.Array, fields: Sequence[Field]) -> Statistics:
     """The statistics of the fields; without fields, those that writers usually write are matched and not parsed."""
     if not fields and pc.all(pc.match_substring_regex(texts, USUAL_STATS), min_count=0).as_py():
-        rows = pc.cast(pc.struct_field(pc.extract_regex(texts, ROW_COUNT), [0]), pa.int64())
+        rows = pc.cast(pc.struct_field(pc.extract_regex(texts, _ROW_COUNT), [0]), pa.int64())
         nothing = struct_of({}, len(texts))
         return Statistics(rows, nothing, nothing, nothing, texts)
     bounds = _arrow_struct(fields, _read_as)
