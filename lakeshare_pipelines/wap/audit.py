@@ -25,7 +25,7 @@ from lakeshare_pipelines.spark.session import translate_errors
 from lakeshare_pipelines.wap import checks
 from lakeshare_pipelines.wap.checks import CheckSpec, NotEvaluated, RuleOutcome, Types
 from lakeshare_pipelines.wap.inputs import read_publication
-from lakeshare_pipelines.wap.merge import align, find_new_rows
+from lakeshare_pipelines.wap.merge import align
 from lakeshare_pipelines.wap.serveable import check_serveable
 from lakeshare_pipelines.wap.stage import (
     Staging,
@@ -129,9 +129,10 @@ class TableAudit:
         if self._main is None or self.contract.is_replaced(self.table):
             return rows
         state = self.staging.state_on_main(self.staged, self.table)
-        if any(state in (each.delta_version, each.snapshot_id) for each in self.published):
+        published = self.staging.select_own(self.staged, self.table, self.published)
+        if any(state in (each.delta_version, each.snapshot_id) for each in published):
             return rows
-        others = self._find_rows_of_others()
+        others = self._find_rows_of_others(published)
         is_whole = others is self._after
         self._others = others.count() - (rows.count() if is_whole else 0)
         if not self._others:
@@ -143,15 +144,15 @@ class TableAudit:
         )
         return others if is_whole else rows.unionByName(others, allowMissingColumns=True)
 
-    def _find_rows_of_others(self) -> "DataFrame":
+    def _find_rows_of_others(self, published: "Sequence[Publication]") -> "DataFrame":
         """The rows that main has since the last publication and that stay; all rows if they cannot be compared."""
         has_maps = any("map<" in column.type for column in self.table.columns)
-        if self._main is None or not self.published or has_maps:
+        if self._main is None or not published or has_maps:
             # Spark does not compare maps.
             return self._after
         try:
-            known = read_publication(self.lake, self.published[0])
-            added = align(self.table, find_new_rows(known, self._main, self.staging.file_column))
+            known = read_publication(self.lake, published[0])
+            added = align(self.table, self.staging.rows_since(self.staged, self.table, published[0], known))
             self._held.callback(added.persist().unpersist)
             if added.isEmpty():
                 return added

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -36,6 +36,7 @@ from lakeshare_pipelines.wap.merge import (
     ROW_FILE,
     align,
     compare_states,
+    find_new_rows,
     list_change_rows,
     match_rows,
     plan_changes,
@@ -48,7 +49,8 @@ from lakeshare_server.lazy import LazyModule
 from lakeshare_server.locations import find_root, is_absolute, normalise_location
 from lakeshare_server.storage import Stores
 from lakeshare_server.storage.stores import ONE_WRITER, takes_first_write
-from lakeshare_server.tables.delta.log import LOG, TableState, list_for_latest, list_log, replay
+from lakeshare_server.tables.delta.files import keys_of
+from lakeshare_server.tables.delta.log import LOG, TableState, head_actions, list_for_latest, list_log, replay
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -101,8 +103,6 @@ class StagedLog:
 
 class DeltaStaging:
     """The tables of a set, each with a staging table of the run below it."""
-
-    file_column = FILE_PATH
 
     def __init__(self, lake: Lake, contract: SetContract) -> None:
         self.lake, self.contract = lake, contract
@@ -258,6 +258,35 @@ class DeltaStaging:
     def state_on_main(self, staged: Staged, table: Table) -> int | None:
         version: int = json.loads(staged.base)[table.name]
         return None if version == ABSENT else version
+
+    def select_own(
+        self, staged: Staged, table: Table, published: "Sequence[Publication]"
+    ) -> "Sequence[Publication]":
+        version, root = self.state_on_main(staged, table), self.location(table.name)
+        if version is None or not published:
+            return ()
+        listing = list_for_latest(self.lake.stores, root)
+        if listing.latest != version:
+            listing = list_log(self.lake.stores, root)
+        # A version number says nothing of a table that another writer put in the place of this one.
+        _, metadata = head_actions(self.lake.stores, listing, version)
+        return [each for each in published if each.table_id == metadata["id"]]
+
+    def rows_since(
+        self, staged: Staged, table: Table, published: "Publication", known: "DataFrame"
+    ) -> "DataFrame":
+        main, listing = self.on_main(staged, table), list_log(self.lake.stores, self.location(table.name))
+        versions = published.delta_version, self.state_on_main(staged, table)
+        if main is None or None in versions:
+            raise ValueError(f"publication {published.version} of {table.name} and main are no two versions")
+        states = (replay(self.lake.stores, listing, version or 0).adds for version in versions)
+        # A file with another deletion vector has other rows.
+        old, new = (set(keys_of(adds)) for adds in states)
+        names = {_get_name(path) for path, _ in old ^ new}
+        if any(quote(name) != name for name in names):
+            raise ValueError("names of files are encoded in its log")
+        is_other = _file_name().isin(names)
+        return find_new_rows(known.where(is_other), main.where(is_other))
 
     def on_main(self, staged: Staged, table: Table) -> "DataFrame | None":
         version = self.state_on_main(staged, table)

@@ -261,8 +261,6 @@ def _format_pairs(texts: Mapping[str, str], between: str) -> str:
 class IcebergStaging:
     """The tables of a set on one Nessie branch; those of a day that `is_large` are written by several tasks."""
 
-    file_column = FILE
-
     def __init__(self, lake: Lake, contract: SetContract, *, is_large: bool = False) -> None:
         self.lake, self.contract, self.is_large = lake, contract, is_large
         self.names = [table.name for table in contract.tables]
@@ -314,17 +312,18 @@ class IcebergStaging:
         with_files = None if before is None else before.select("*", F.col(FILE).alias(ROW_FILE))
         changes = plan_changes(self.contract, table, with_files, rows)
         columns = [column_by_name(column.name) for column in table.columns]
-        new = changes
+        new, is_merged = changes, False
         if before is not None:
-            self._merge_known(staged, table, changes.where(F.col(BEFORE).isNotNull()))
+            is_merged = self._merge_known(staged, table, changes.where(F.col(BEFORE).isNotNull()))
             new = changes.where(F.col(BEFORE).isNull())
-        if before is None or not new.isEmpty():
+        # Nessie compares only tables that the branch changed with main when it merges: each gets a snapshot.
+        if not is_merged or not new.isEmpty():
             writer = self._make_writer(staged.ref, table, new.select(*columns), staged.run_id)
             writer.option("fanout-enabled", "false").append()
         self._keep_planned(staged, table, changes)
 
-    def _merge_known(self, staged: Staged, table: Table, changes: "DataFrame") -> None:
-        """Update and delete rows of main.
+    def _merge_known(self, staged: Staged, table: Table, changes: "DataFrame") -> bool:
+        """Update and delete rows of main; False if there are none to change.
 
         A merge that also inserts is a full outer join, for which Spark sorts the whole table (docs/adr/0065).
         """
@@ -341,7 +340,7 @@ class IcebergStaging:
         source = changes.select(*renamed, DELETED).persist()
         try:
             if not (rows := source.count()):
-                return
+                return False
             # Spark would read the keys of the whole table to find its files again.
             untouched, touched_files = self._measure_untouched(table, changes)
             finds_files = str(untouched > MAX_UNTOUCHED).lower()
@@ -352,6 +351,7 @@ class IcebergStaging:
             with set_conf(self.lake.spark, conf), one_file:
                 merge = source.mergeInto(self.lake.table_at(table.name, staged.ref), reduce(and_, same))
                 merge.whenMatched(F.col(DELETED)).delete().whenMatched().update(values).merge()
+            return True
         finally:
             source.unpersist()
 
@@ -450,6 +450,17 @@ class IcebergStaging:
     def state_on_main(self, staged: Staged, table: Table) -> int | None:
         state = iceberg_tables(self.lake).find(table.name, f"main@{staged.base}")
         return None if state is None else state.snapshot_id
+
+    def select_own(
+        self, staged: Staged, table: Table, published: Sequence[Publication]
+    ) -> Sequence[Publication]:
+        # Snapshots of another table have other numbers, and are read from their own metadata.
+        return published
+
+    def rows_since(
+        self, staged: Staged, table: Table, published: Publication, known: "DataFrame"
+    ) -> "DataFrame":
+        return find_new_rows(known, self.on_main(staged, table) or known.limit(0), FILE, "_pos")
 
     def on_main(self, staged: Staged, table: Table) -> "DataFrame | None":
         if iceberg_tables(self.lake).find(table.name, f"main@{staged.base}") is None:

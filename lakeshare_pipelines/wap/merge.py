@@ -70,10 +70,13 @@ def align(table: Table, frame: "DataFrame") -> "DataFrame":
     return frame.select(*columns, *_keep_files(frame))
 
 
-def find_new_rows(before: "DataFrame | None", after: "DataFrame", file: str) -> "DataFrame":
-    """The rows of a state that an earlier one does not have as often; `file` is the column with a row's file.
+def find_new_rows(
+    before: "DataFrame | None", after: "DataFrame", file: str | None = None, position: str | None = None
+) -> "DataFrame":
+    """The rows of a state that an earlier one does not have as often.
 
-    Files of both states are not compared.
+    With `file`, the column with a row's file, files of both states are not compared; with `position`, that with its
+    position in there, only those in which the same rows are left.
     """
     if before is None:
         return after
@@ -82,8 +85,14 @@ def find_new_rows(before: "DataFrame | None", after: "DataFrame", file: str) -> 
     then = [
         column_by_name(name) if name.lower() in known else F.lit(None).alias(name) for name in after.columns
     ]
+    if file is None:
+        return after.select(*columns).exceptAll(before.select(*then))
     files = F.col(file).alias(ROW_FILE)
     old_files, new_files = (frame.select(files).distinct() for frame in (before, after))
+    if position is not None:
+        left = F.count(position), F.bit_xor(F.xxhash64(position))
+        old_rows, new_rows = (frame.groupBy(files).agg(*left) for frame in (before, after))
+        old_files = new_files = old_rows.intersect(new_rows).select(ROW_FILE).localCheckpoint()
     added = after.select(*columns, files).join(old_files, ROW_FILE, "left_anti").drop(ROW_FILE)
     removed = before.select(*then, files).join(new_files, ROW_FILE, "left_anti").drop(ROW_FILE)
     return added.exceptAll(removed)

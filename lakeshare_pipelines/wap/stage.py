@@ -93,9 +93,6 @@ class Landed:
 class Staging(Protocol):
     """Staging locations of one table format, and the way from there to main."""
 
-    file_column: str
-    """The column that names the file of a row of main."""
-
     def open(self, ref: str) -> str:
         """Create or empty the staging location; returns the state of main it starts from."""
 
@@ -143,6 +140,16 @@ class Staging(Protocol):
 
     def state_on_main(self, staged: Staged, table: Table) -> int | None:
         """The Delta version or Iceberg snapshot of main at the start of the run; None without any."""
+
+    def select_own(
+        self, staged: Staged, table: Table, published: "Sequence[Publication]"
+    ) -> "Sequence[Publication]":
+        """The publications of the table that main has; others are of one that was dropped, and made again."""
+
+    def rows_since(
+        self, staged: Staged, table: Table, published: "Publication", known: "DataFrame"
+    ) -> "DataFrame":
+        """The rows that main has at the start of the run, and a publication has not; `known` are those that it has."""
 
     def on_main(self, staged: Staged, table: Table) -> "DataFrame | None":
         """The table on main at the start of the run; None before the first publication."""

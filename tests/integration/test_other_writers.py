@@ -1,17 +1,22 @@
 """Rows that another writer added to main are published only if the rules of the contract hold for them."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
 
 from lakeshare_pipelines.contracts import Column, SetContract
+from lakeshare_pipelines.errors import Conflict
+from lakeshare_pipelines.nessie.client import Merge, Nessie
 from lakeshare_pipelines.share.publication import publish
 from lakeshare_pipelines.wap.audit import TableAudit, audit
 from lakeshare_pipelines.wap.delta import table_location
+from lakeshare_pipelines.wap.iceberg import get_state
 from lakeshare_pipelines.wap.staged import Lake, Verdict, Verdicts
-from lakeshare_server.catalog import Catalog
+from lakeshare_server.catalog import Catalog, Ledger
 from tests.builders.audits import (
     DAY,
     FLIGHT_COLUMNS,
@@ -25,6 +30,8 @@ from tests.builders.audits import (
     publish_rows,
     stage_rows,
 )
+from tests.builders.sets import green
+from tests.builders.write_modes import Change, a_set_of_modes, deliver, stage_without_reading
 
 FORMATS = pytest.mark.parametrize("table_format", ["iceberg", "delta"])
 RULE = a_rule("carrier_set", NOT_NULL, column="carrier")
@@ -32,7 +39,7 @@ ADDED = "rows_not_of_the_run"
 
 
 def write_by_hand(lake: Lake, contract: SetContract, statement: str) -> None:
-    """Run a statement on the first table on main, `{t}`, without a run of the set."""
+    """Run a statement on the table on main, `{t}`, in its catalog `{c}`, without a run of the set."""
     [table] = contract.tables
     if table.format == "delta":
         lake.spark.sql(statement.format(t=f"delta.`{table_location(lake.settings, table)}`"))
@@ -40,7 +47,7 @@ def write_by_hand(lake: Lake, contract: SetContract, statement: str) -> None:
     ref, nessie, publisher = f"by-hand-{uuid4()}", lake.nessie(), lake.nessie("publisher")
     nessie.create_branch(ref, nessie.reference("main").hash)
     lake.spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {lake.catalog(ref)}.{contract.name}")
-    lake.spark.sql(statement.format(t=f"{lake.catalog(ref)}.{table.name}"))
+    lake.spark.sql(statement.format(t=f"{lake.catalog(ref)}.{table.name}", c=lake.catalog(ref)))
     written = nessie.reference(ref).hash
     main = nessie.reference("main").hash
     publisher.merge(ref, written, onto_hash=main, message="by hand", author="tests", properties={})
@@ -150,3 +157,70 @@ def test_all_rows_are_audited_if_the_last_publication_is_gone(
     assert (found.observed["rows"], found.observed["failed_rows"], found.observed[ADDED]) == (8, 5, 5)
     # Flights have personal data.
     assert "FILE_NOT_EXIST (the message is withheld" in caplog.text
+
+
+@FORMATS
+def test_deleted_rows_that_another_writer_restores_are_audited(
+    lake: Lake, catalog: Catalog, table_format: str
+) -> None:
+    """The row comes back in the file of another row, without the deletion that the publication has."""
+    contract = a_set(flights(RULE, format=table_format))
+    publish_rows(lake, contract, flights=flight_rows(5))
+    [table] = contract.tables
+    marks = "'delta.enableDeletionVectors' = 'true', 'write.delete.mode' = 'merge-on-read'"
+    write_by_hand(lake, contract, f"ALTER TABLE {{t}} SET TBLPROPERTIES ({marks})")
+    bad = flight_rows(2, id="100L + id", carrier="if(id = 0, null, 'UA')")
+    write_by_hand(lake, contract, bad.replace("SELECT", "INSERT INTO {t} SELECT /*+ COALESCE(1) */"))
+    restore = "RESTORE TABLE {t} TO VERSION AS OF 2"
+    if table_format == "iceberg":
+        snapshot = get_state(lake, table.name, "main").snapshot_id
+        restore = f"CALL {{c}}.system.rollback_to_snapshot('{table.name}', {snapshot})"
+    write_by_hand(lake, contract, "DELETE FROM {t} WHERE carrier IS NULL")
+    deleted = rule(run(lake, catalog, contract, NEXT_DAY, flight_rows(3, NEXT_DAY)))
+    assert deleted.passed
+    assert deleted.observed[ADDED] == 1
+    write_by_hand(lake, contract, restore)
+    found = rule(run(lake, catalog, contract, NEXT_DAY, flight_rows(4, NEXT_DAY)))
+    assert (found.observed["rows"], found.observed["failed_rows"], found.observed[ADDED]) == (5, 1, 1)
+
+
+def test_a_table_that_another_writer_made_again_is_audited_whole(lake: Lake, catalog: Catalog) -> None:
+    """Its version numbers are those of the table that was published."""
+    contract = a_set(flights(RULE, format="delta"))
+    publish_rows(lake, contract, flights=flight_rows(5))
+    shutil.rmtree(table_location(lake.settings, contract.tables[0]))
+    rows = flight_rows(6, carrier="if(id < 2, null, 'UA')")
+    write_by_hand(lake, contract, f"CREATE TABLE {{t}} USING delta PARTITIONED BY (day) AS {rows}")
+    found = rule(run(lake, catalog, contract, NEXT_DAY, flight_rows(3, NEXT_DAY)))
+    assert (found.observed["rows"], found.observed["failed_rows"], found.observed[ADDED]) == (9, 2, 6)
+
+
+def test_a_table_that_a_run_does_not_change_conflicts_with_another_writer(
+    lake: Lake, catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other writer is there after main was compared, and before Nessie merges."""
+    contract = a_set_of_modes(tmp_path, f"unchanged{uuid4().hex[:8]}", "iceberg", ("merge", "scd2"))
+    [merged] = (table for table in contract.tables if table.write.mode == "merge")
+    alone, merge, ledger = replace(contract, tables=(merged,)), Nessie.merge, Ledger(catalog)
+
+    def publish_row(of: SetContract, day: str, at: str) -> None:
+        rows = [Change(1, "a", 1.0, at)]
+        deliver(lake.settings, of, day, rows)
+        staged = stage_without_reading(lake, of, day, rows)
+        publish(lake, catalog, of, staged, green(of, staged))
+
+    publish_row(contract, "2024-01-01", "2024-01-05")
+    # A row with a lower sequence value changes nothing in a merged table.
+    publish_row(alone, "2024-01-02", "2024-01-01")
+    assert [row.version for row in ledger.history(merged.name)] == [1, 0]
+
+    def merge_late(client: Nessie, *given: Any, **named: Any) -> Merge:
+        monkeypatch.undo()
+        row = "(2, 'unaudited', 0D, DATE'2024-01-02', 'U')"
+        write_by_hand(lake, alone, f"INSERT INTO {{t}} VALUES {row}")
+        return merge(client, *given, **named)
+
+    monkeypatch.setattr(Nessie, "merge", merge_late)
+    with pytest.raises(Conflict):
+        publish_row(contract, "2024-01-03", "2024-01-02")
+    assert [row.version for row in ledger.history(merged.name)] == [1, 0]
