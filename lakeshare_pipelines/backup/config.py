@@ -10,18 +10,12 @@ from pydantic import BaseModel, Field, ValidationError
 from lakeshare_pipelines.backup.stores import AccountId, StoreAddress
 from lakeshare_pipelines.errors import BackupError
 from lakeshare_pipelines.settings import LakeSettings
-from lakeshare_server.yaml_documents import (
-    Parsed,
-    PathInDocument,
-    YamlFault,
-    explain_faults,
-    format_path,
-    read,
-    written_as,
-)
+from lakeshare_server import yaml_documents
 
 GIB = 1024**3
-RoleArn = Annotated[str, written_as(r"^arn:[a-z-]+:iam::\d{12}:role/.+", "arn:aws:iam::ACCOUNT:role/NAME")]
+RoleArn = Annotated[
+    str, yaml_documents.written_as(r"^arn:[a-z-]+:iam::\d{12}:role/.+", "arn:aws:iam::ACCOUNT:role/NAME")
+]
 REFERENCE = "docs/reference/backup.md"
 COPY_LIMIT_BYTES = 5 * GIB  # The largest object that one CopyObject request copies (5,368,709,120 bytes)
 
@@ -129,7 +123,9 @@ class Batch(BaseModel, frozen=True, extra="forbid"):
 class Backup(BaseModel, frozen=True, extra="forbid"):
     """One backup: a source, a target and options."""
 
-    name: Annotated[str, written_as(r"^[a-z][a-z0-9_]{0,39}$", "up to 40 of a-z, 0-9, _, a letter first")]
+    name: Annotated[
+        str, yaml_documents.written_as(r"^[a-z][a-z0-9_]{0,39}$", "up to 40 of a-z, 0-9, _, a letter first")
+    ]
     source: StoreAddress = Field(description="The store that is backed up.")
     target: StoreAddress = Field(description="Where copies and points are kept.")
     listing: ListingSource = ListingSource()
@@ -199,8 +195,8 @@ def load_backups(settings: LakeSettings) -> tuple[Backup, ...]:
         is_read = settings.lake_root.startswith(("/", "s3://"))
         return (make_embedded_backup(settings),) if is_read else ()
     try:
-        parsed = read(path)
-    except YamlFault as fault:
+        parsed = yaml_documents.read(path)
+    except yaml_documents.YamlFault as fault:
         fix = f"{fault.hint} LAKESHARE_BACKUPS_FILE names the file."
         raise BackupError(f"{path}:{fault.line}", fault.problem, fix) from fault
     document = parsed.values
@@ -234,18 +230,18 @@ def find_backup(settings: LakeSettings, name: str | None) -> Backup:
     return backups[name]
 
 
-def _parse_backup(path: Path, parsed: Parsed, name: str, fields: object) -> Backup:
-    def refuse(where: PathInDocument, problem: str, fix: str = "") -> BackupError:
-        reason = f"{format_path(where)}: {problem}"
+def _parse_backup(path: Path, parsed: yaml_documents.Parsed, name: str, fields: object) -> Backup:
+    def refuse(where: yaml_documents.PathInDocument, problem: str, fix: str = "") -> BackupError:
+        reason = f"{yaml_documents.format_path(where)}: {problem}"
         return BackupError(f"{path}:{parsed.line(where)}", reason, f"{fix} See {REFERENCE}.".lstrip())
 
-    where: PathInDocument = ("backups", name)
+    where: yaml_documents.PathInDocument = ("backups", name)
     if not isinstance(fields, dict):
         raise refuse(where, f"cannot be {fields!r}", "Input should be a mapping.")
     try:
         backup = Backup.model_validate({"name": name, **fields})
     except ValidationError as error:
-        at, problem, hint = next(explain_faults(error, Backup, REFERENCE))
+        at, problem, hint = next(yaml_documents.explain_faults(error, Backup, REFERENCE))
         # The name is the key itself.
         raise refuse(where if at == ("name",) else (*where, *at), problem, hint) from error
     for field, problem in _find_contradictions(backup):

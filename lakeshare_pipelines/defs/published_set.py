@@ -13,21 +13,11 @@ import dagster as dg
 
 from lakeshare_pipelines.contracts import SetContract, load_connected, load_contract
 from lakeshare_pipelines.contracts.loader import list_contract_files
+from lakeshare_pipelines.defs import wap
 from lakeshare_pipelines.defs.maintenance import janitor_definitions, maintenance_definitions
 from lakeshare_pipelines.defs.share import share_catalog
 from lakeshare_pipelines.defs.table_inputs import TABLES, table_manager
 from lakeshare_pipelines.defs.transforms import Transforms, name_transforms, require_callable
-from lakeshare_pipelines.defs.wap import (
-    LakeResource,
-    SparkResource,
-    inputs_sensor,
-    landing_asset,
-    landing_sensor,
-    list_upstream,
-    publish_job,
-    source_schedule,
-    wap_set,
-)
 from lakeshare_pipelines.errors import ContractError
 
 AnyContract: TypeAlias = SetContract | Path | str
@@ -95,7 +85,7 @@ def published_set(
     """
     loaded = load_set(contract, upstream_contracts, transforms)
     further = {dep.asset_key: dep for dep in map(_make_dep, deps)}
-    asset = wap_set(
+    asset = wap.wap_set(
         loaded,
         pool=pool,
         retry_policy=retry_policy,
@@ -136,17 +126,17 @@ def set_definitions(
     """
     transforms = options.pop("transforms", ())
     loaded = load_set(contract, options.get("upstream_contracts"), transforms)
-    asset, job = published_set(loaded, **options), publish_job(loaded)
+    asset, job = published_set(loaded, **options), wap.publish_job(loaded)
     sensors = []
     if has_sensors and loaded.takes_deliveries:
-        sensors.append(landing_sensor(loaded, job=job))
+        sensors.append(wap.landing_sensor(loaded, job=job))
     if has_sensors and loaded.inputs:
-        sensors.append(inputs_sensor(loaded, job=job))
+        sensors.append(wap.inputs_sensor(loaded, job=job))
     own = dg.Definitions(
-        assets=[asset, *([landing_asset(loaded)] if loaded.takes_deliveries else [])],
+        assets=[asset, *([wap.landing_asset(loaded)] if loaded.takes_deliveries else [])],
         jobs=[job],
         sensors=sensors,
-        schedules=[source_schedule(loaded)] if has_sensors and loaded.schedule else [],
+        schedules=[wap.source_schedule(loaded)] if has_sensors and loaded.schedule else [],
         resources=lakeshare_resources(),
     )
     return dg.Definitions.merge(own, maintenance_definitions(loaded)) if has_maintenance else own
@@ -170,7 +160,7 @@ def catalog_definitions(contracts: Sequence[AnyContract]) -> dg.Definitions:
 def lakeshare_resources() -> dict[str, Any]:
     """Returns the resources of sets, always the same objects: definitions with others for a key cannot be merged."""
     return {
-        RESOURCE: LakeResource(spark=SparkResource()),
+        RESOURCE: wap.LakeResource(spark=wap.SparkResource()),
         RECORDS: dg.FilesystemIOManager(),
         TABLES: table_manager,
     }
@@ -208,7 +198,7 @@ def _make_dep(dependency: Dependency) -> dg.AssetDep:
 
 def _list_inputs(contract: SetContract, deps: Iterable[dg.AssetKey]) -> dict[str, dg.AssetIn]:
     """Returns dependencies by the names of op inputs; one on an asset that the set depends on anyway has its name."""
-    known = {read.key: name for name, read in list_upstream(contract).items()}
+    known = {read.key: name for name, read in wap.list_upstream(contract).items()}
     return {
         known.get(key) or re.sub(r"\W", "_", "__".join(["after", *key.path])): dg.AssetIn(
             key, dagster_type=dg.Nothing

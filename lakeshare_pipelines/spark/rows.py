@@ -162,7 +162,7 @@ def filter_partitions(
     if column_type == "string":
         return value.isin(list(keys))
     if column_type == "date" and partitioning.kind == "daily":
-        return value.isin([F.lit(key).cast("date") for key in keys])
+        return value.isin([dt.date.fromisoformat(key) for key in keys])
     # A range: a file of a month matches it as a whole, which Iceberg cannot know of a list of days.
     ranges = [
         (value >= _make_bound(partitioning, start, column_type))

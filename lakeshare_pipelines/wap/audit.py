@@ -21,7 +21,7 @@ from lakeshare_pipelines.ingest.delivery import name_files
 from lakeshare_pipelines.ingest.landing import open_landing
 from lakeshare_pipelines.nessie.server import nessie_for
 from lakeshare_pipelines.settings import NESSIE, LakeSettings
-from lakeshare_pipelines.spark.session import translate_errors
+from lakeshare_pipelines.spark.session import count_cores, translate_errors
 from lakeshare_pipelines.wap import checks
 from lakeshare_pipelines.wap.checks import CheckSpec, NotEvaluated, RuleOutcome, Types
 from lakeshare_pipelines.wap.inputs import read_publication
@@ -61,6 +61,9 @@ JITTER_S = 2.0
 WHOLE_TABLE = "all"
 MAX_HELD_VALUES = 2_000_000
 """Staged rows with no more values are held in Spark's memory; to hold more costs longer than to read columns again."""
+
+MANY_FILES = 32
+"""Held rows of more files, or partitions, are read by one task for each core."""
 
 KNOWN = 10
 """Publications in whose states main may be at the start of a run: others may be published while it is at work."""
@@ -105,10 +108,9 @@ class TableAudit:
         with self._held:
             try:
                 with self._translate_errors():
-                    rows = self._rows = self.staging.rows_of_run(self.staged, self.table)
-                    self._hold(rows)
+                    rows = self._rows = self._hold(self.staging.rows_of_run(self.staged, self.table))
                     if reads_whole and self._after is not rows:
-                        self._hold(self._after, self.published[0].rows if self.published else 0)
+                        self._after = self._hold(self._after, *self.published[:1])
                     of_rows = self._add_rows_of_others(rows)
             except PipelineError:
                 raise
@@ -118,11 +120,16 @@ class TableAudit:
             by_name = self._checks(rows, of_rows)
             return [_make_verdict(spec, self._run(by_name[spec.name])) for spec in specs]
 
-    def _hold(self, frame: "DataFrame", other_rows: int = 0) -> None:
-        """Hold the rows of the run, and so many others, in Spark's memory if they are few."""
-        rows = None if self.record is None else self.record.rows + other_rows
-        if rows is not None and rows * len(self.table.columns) <= MAX_HELD_VALUES:
+    def _hold(self, frame: "DataFrame", *others: "Publication") -> "DataFrame":
+        """Hold the rows of the run, and those of other publications, in Spark's memory if they are few."""
+        rows = sum((each.rows for each in others), 0 if self.record is None else self.record.rows)
+        if self.record is not None and rows * len(self.table.columns) <= MAX_HELD_VALUES:
+            files = sum((each.files for each in others), len(self.staged.partitions))
+            if files > MANY_FILES and self.lake.settings.spark_mode == "local":
+                # Iceberg has a task for every four small files, in each query of held rows, too.
+                frame = frame.coalesce(count_cores(self.lake.spark))
             self._held.callback(frame.persist().unpersist)
+        return frame
 
     def _add_rows_of_others(self, rows: "DataFrame") -> "DataFrame":
         """The rows of the run, and those that another writer added to main: no run audited them."""

@@ -11,15 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from lakeshare_server.cli.console import (
-    AsJson,
-    edit_catalog,
-    open_state_catalog,
-    operator_name,
-    print_json,
-    print_table,
-    shift_now,
-)
+from lakeshare_server.cli import console
 from lakeshare_server.errors import BadRequest
 from lakeshare_server.lazy import LazyModule
 from lakeshare_server.settings import StateSettings, make_private
@@ -52,20 +44,20 @@ def add_key(
     days: Annotated[int | None, typer.Option(min=1, help="Days until it expires; never by default.")] = None,
 ) -> None:
     """Create a key and print it; it is stored nowhere."""
-    expires_at = None if days is None else shift_now("--days", days)
-    with edit_catalog() as edit:
+    expires_at = None if days is None else console.shift_now("--days", days)
+    with console.edit_catalog() as edit:
         added, key = credentials.add_admin_key(edit, name, role, expires_at=expires_at)
     until = _until(added.expires_at)
     typer.echo(f"{added.name} administers as {added.role}{until}; the key is shown only now:\n{key}")
 
 
 @key_app.command("list")
-def list_keys(as_json: AsJson = False) -> None:
+def list_keys(as_json: console.AsJson = False) -> None:
     """List the keys: name, role, state, creator; never the keys themselves."""
-    with open_state_catalog().reading() as session:
+    with console.open_state_catalog().reading() as session:
         keys = credentials.read_admin_keys(session)
     if as_json:
-        print_json([vars(key) for key in keys])
+        console.print_json([vars(key) for key in keys])
         return
     now, rows = datetime.now(UTC), []
     for key in keys:
@@ -73,13 +65,13 @@ def list_keys(as_json: AsJson = False) -> None:
         state = "revoked" if key.revoked_at else valid if key.is_valid(now) else "expired"
         made = f"made {key.created_at:%Y-%m-%d} by {key.created_by or '-'}"
         rows.append([key.name, key.role, state, made])
-    print_table(rows)
+    console.print_table(rows)
 
 
 @key_app.command("revoke")
 def revoke_key(name: Annotated[str, typer.Argument(help="The key's name.")]) -> None:
     """Revoke a key at once; its name stays reserved."""
-    with edit_catalog() as edit:
+    with console.edit_catalog() as edit:
         revoked = credentials.revoke_admin_key(edit, name)
     typer.echo(f"{revoked.name} administers no more")
 
@@ -229,7 +221,7 @@ def verify_chain(
 
     earlier = None if receipt is None else audit.parse_receipt(receipt)
     result = audit.verify(_complete_catalog(), earlier, print_progress)
-    print_table((finding.kind, finding.problem) for finding in result.findings)
+    console.print_table((finding.kind, finding.problem) for finding in result.findings)
     if result.unchained:
         typer.echo(f"{result.unchained} events are from before the chain, and cannot be verified")
     if not result.is_sound:
@@ -250,8 +242,8 @@ def prune_events(
     retention_days = days or StateSettings().audit_retention_days
     if retention_days is None:
         raise BadRequest("--days", None, "Give it, or set LAKESHARE_AUDIT_RETENTION_DAYS.")
-    before = shift_now("--days", retention_days, -1)
-    pruned = audit.prune(_complete_catalog(), before, operator_name())
+    before = console.shift_now("--days", retention_days, -1)
+    pruned = audit.prune(_complete_catalog(), before, console.operator_name())
     typer.echo(f"{pruned.events} events of more than {retention_days} days ago are removed")
 
 
@@ -271,7 +263,7 @@ def usage(
         if name not in maintenance.DIMENSIONS:
             raise BadRequest("--by", name, f"It is one of {', '.join(maintenance.DIMENSIONS)}.")
     today = datetime.now(UTC).date()
-    first = shift_now("--days", days, -1).date() + timedelta(days=1)
+    first = console.shift_now("--days", days, -1).date() + timedelta(days=1)
     counted = audit.read_usage(_complete_catalog(), first, today, recipient, table)
     rows = audit.group_usage(counted, dimensions)
     names = [*dimensions, *maintenance.COUNTS, "versions"]
@@ -283,7 +275,7 @@ def usage(
         writer.writerows(rows)
     else:
         cells = (["-" if row[name] is None else row[name] for name in names] for row in rows)
-        print_table(cells, [name.upper() for name in names])
+        console.print_table(cells, [name.upper() for name in names])
 
 
 def _print_events(events: "Iterable[ChainedEvent]", *, as_json: bool) -> None:
@@ -325,6 +317,6 @@ def _moment(option: str, text: str | None) -> datetime | None:
 
 def _complete_catalog() -> "Catalog":
     """The catalog, with the events in the journals of ended processes."""
-    catalog = open_state_catalog()
+    catalog = console.open_state_catalog()
     audit.import_orphans(catalog, StateSettings().audit_dir)
     return catalog

@@ -13,17 +13,9 @@ from typing import Any, Literal
 
 import orjson
 
+from lakeshare_server import errors
 from lakeshare_server.access.table_access import TableView, folder_refusal
 from lakeshare_server.catalog import Catalog, GenerationCache
-from lakeshare_server.errors import (
-    BadRequest,
-    LakeshareError,
-    NotFound,
-    StoreError,
-    StoreMissing,
-    Unavailable,
-    Unserveable,
-)
 from lakeshare_server.iceberg_rest.metadata import (
     Fields,
     list_manifests,
@@ -79,7 +71,7 @@ class UniformTables:
         """The readable converted versions, the newest last. Raises NotFound, Unserveable or Unavailable."""
         what = f"the Iceberg metadata of {view.entry.table} cannot be read"
         with replace_errors(
-            what, (StoreError, Unavailable), UNREADABLE, "Provider: the server's log says why."
+            what, (errors.StoreError, errors.Unavailable), UNREADABLE, "Provider: the server's log says why."
         ):
             return self._snapshots(view)
 
@@ -90,7 +82,7 @@ class UniformTables:
             # Of several conversions of a version the last one counts.
             by_number.setdefault(converted.version, converted)
         if newest.number not in by_number:
-            raise Unserveable(
+            raise errors.Unserveable(
                 f"Version {newest.number} of the table has no Iceberg metadata, which UniForm writes after a commit.",
                 "Load it again later, or read it by Delta Sharing.",
             )
@@ -100,7 +92,7 @@ class UniformTables:
             if version is not None and self._is_as_published(view, version, converted):
                 pins.append(PinnedSnapshot(version, converted.metadata_location, converted.snapshot_id))
         if not pins or pins[-1].version.number != newest.number:
-            raise Unserveable(
+            raise errors.Unserveable(
                 f"The Iceberg metadata of version {newest.number} of the table does not have its files.",
                 "Read it by Delta Sharing. Provider: the server's log says which file it is.",
             )
@@ -112,7 +104,7 @@ class UniformTables:
             if known is None:
                 try:
                     known = self._conversions.keep(file, (self._read(file.location),))
-                except StoreMissing:
+                except errors.StoreMissing:
                     continue
             [converted] = known
             if converted is not None:
@@ -170,7 +162,7 @@ class UniformTables:
             return {
                 self._stores.place(path).location: deleted.get(number, 0) for number, path in enumerate(paths)
             }
-        except (Unserveable, BadRequest) as error:
+        except (errors.Unserveable, errors.BadRequest) as error:
             _log.error("%s cannot be used: %s", converted.metadata_location, error)
             return None
 
@@ -240,7 +232,7 @@ class IcebergTables:
     def lists(self, view: TableView) -> bool:
         try:
             return bool(view.snapshots()) or self._uniform.is_uniform(view)
-        except LakeshareError:
+        except errors.LakeshareError:
             # One table must not fail a listing; loading it raises the error.
             return False
 
@@ -254,7 +246,7 @@ class IcebergTables:
             snapshots = self._uniform.snapshots(view)
         if not snapshots:
             entry = view.entry
-            raise NotFound("[Share/Schema/Table]", f"{entry.share}/{entry.schema}/{entry.name}")
+            raise errors.NotFound("[Share/Schema/Table]", f"{entry.share}/{entry.schema}/{entry.name}")
         if not view.is_restricted:
             return snapshots
         # Scans are planned only of snapshots whose partitions decide the rule; the newest must be one of them.
@@ -301,7 +293,7 @@ class IcebergTables:
     def _read(self, location: str, snapshot_ids: set[int]) -> Fields | None:
         try:
             text = read_metadata_text(self._stores, location)
-        except StoreError as error:
+        except errors.StoreError as error:
             _log.warning("the Iceberg metadata %s cannot be read: %s", location, error)
             return None
         metadata: Fields = trim_metadata(text, snapshot_ids)
@@ -315,7 +307,7 @@ class IcebergTables:
 def _is_decided(view: TableView, pin: PinnedSnapshot) -> bool:
     try:
         view.index(pin.version)
-    except (Unserveable, StoreError):
+    except (errors.Unserveable, errors.StoreError):
         return False
     return True
 
@@ -373,7 +365,7 @@ def choose_file_access(
     if refusal is None:
         return "credentials"
     if parsed.kind != S3:
-        raise Unserveable(
+        raise errors.Unserveable(
             f"{view.entry.path} cannot be read by Iceberg clients: {refusal}.", "Query it by Delta Sharing."
         )
     return "signed requests"
@@ -406,5 +398,7 @@ def vended_storage(
     parsed = parse_location(table.location, settings.azure_account)
     refusal = folder_refusal(view, folder, signers)
     if refusal is not None:
-        raise Unserveable(f"{view.entry.path} hands out no credentials: {refusal}.", "Load the table again.")
+        raise errors.Unserveable(
+            f"{view.entry.path} hands out no credentials: {refusal}.", "Load the table again."
+        )
     return ClientStorage({}, signers.vend(parsed.location, settings.url_life_s).iceberg_config)

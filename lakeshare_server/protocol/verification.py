@@ -10,17 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from lakeshare_server.errors import ODD_ANSWER, EvidenceRefused, shorten_value
+from lakeshare_server.tables import hash_tree
 from lakeshare_server.tables.envelope import STATEMENT_TYPE, PublicKey, canonical_json, open_envelope
 from lakeshare_server.tables.evidence import DIGESTS, IDS, PREDICATE_TYPE, TREE, describe_file, digest_text
-from lakeshare_server.tables.hash_tree import (
-    MAX_DEPTH,
-    SALT_BYTES,
-    HashTree,
-    commit_text,
-    find_depth,
-    find_root,
-    hash_leaf,
-)
 
 KINDS = ("protocol", "metaData", "file", "endStreamAction")
 COLUMN_MAPPING = "delta.columnMapping.mode"
@@ -83,7 +75,7 @@ def read_statement(envelope: object, trusted: Sequence[PublicKey]) -> Statement:
             and isinstance(table, str)
             and type(version) is int
             and type(files["depth"]) is int
-            and 0 < files["depth"] <= MAX_DEPTH
+            and 0 < files["depth"] <= hash_tree.MAX_DEPTH
             and isinstance(predicate["schema"], Mapping)
             and isinstance(predicate["details"], str)
         )
@@ -153,7 +145,7 @@ def _open_details(statement: Statement, opened: object) -> Mapping[str, Any] | N
         return None
     with suppress(*ODD_ANSWER, RecursionError):
         salt, text = bytes.fromhex(opened["salt"]), opened["text"]  # type: ignore[index]
-        if commit_text(salt, text) == statement.predicate["details"]:
+        if hash_tree.commit_text(salt, text) == statement.predicate["details"]:
             details = json.loads(text)
             if type(details["files"]) is int and bytes.fromhex(details["padding"]):
                 return dict(details)
@@ -165,14 +157,16 @@ def _add_file(evidence: VerifiedEvidence, fields: Mapping[str, Any]) -> tuple[in
     statement = evidence.statement
     try:
         entry, place, salt = fields["entry"], int(fields["place"]), bytes.fromhex(fields["salt"])
-        leaf, content = hash_leaf(salt, entry.encode()), json.loads(entry)
+        leaf, content = hash_tree.hash_leaf(salt, entry.encode()), json.loads(entry)
         proof = [] if evidence.is_complete else [bytes.fromhex(each) for each in fields["proof"]]
         file_id, file = str(content["id"]), _read_entry(content)
     except (*ODD_ANSWER, OverflowError, RecursionError) as error:
         raise EvidenceRefused("A line of the evidence has no entry of a file.") from error
-    if len(salt) != SALT_BYTES or not 0 <= place < 1 << statement.depth:
+    if len(salt) != hash_tree.SALT_BYTES or not 0 <= place < 1 << statement.depth:
         raise EvidenceRefused(f"The entry of file {file_id} has a wrong salt or place.")
-    is_within = len(proof) == statement.depth and find_root(leaf, place, proof).hex() == statement.root
+    is_within = (
+        len(proof) == statement.depth and hash_tree.find_root(leaf, place, proof).hex() == statement.root
+    )
     if not (evidence.is_complete or is_within):
         raise EvidenceRefused(f"File {file_id} is not in the list of files that was signed.")
     if file_id in evidence.files:
@@ -193,10 +187,13 @@ def _require_complete(evidence: VerifiedEvidence, leaves: list[tuple[int, bytes]
     if details["files"] != len(evidence.files):
         missing = f"{len(evidence.files)} files, and {details['files']} were published"
         raise EvidenceRefused(f"The evidence lists {missing}: one was left out or added.")
-    if statement.depth != find_depth(details["files"]):
+    if statement.depth != hash_tree.find_depth(details["files"]):
         raise EvidenceRefused("The tree of the statement has a wrong depth.")
     with suppress(ValueError):
-        if HashTree(leaves, statement.depth, bytes.fromhex(details["padding"])).root.hex() == statement.root:
+        if (
+            hash_tree.HashTree(leaves, statement.depth, bytes.fromhex(details["padding"])).root.hex()
+            == statement.root
+        ):
             return
     raise EvidenceRefused("The list of files in the evidence is not the one that was signed.")
 

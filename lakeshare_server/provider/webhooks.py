@@ -20,20 +20,9 @@ from urllib.parse import urlsplit
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from lakeshare_server.catalog import Catalog
+from lakeshare_server.catalog import Catalog, webhooks
 from lakeshare_server.catalog.feed import FeedEvent
 from lakeshare_server.catalog.sharing import Edit
-from lakeshare_server.catalog.webhooks import (
-    Delivery,
-    Outbox,
-    Outcome,
-    SendingLease,
-    Webhook,
-    add_webhook,
-    get_webhook,
-    queue_event,
-    rotate_webhook_secret,
-)
 from lakeshare_server.errors import BadRequest, LakeshareError, Unavailable
 from lakeshare_server.locations import is_web_address
 from lakeshare_server.outbound import GuardedClient
@@ -117,23 +106,23 @@ class WebhookRegistry:
 
     def add(
         self, edit: Edit, recipient: str, url: str, *, share: str | None = None, comment: str | None = None
-    ) -> tuple[Webhook, str]:
+    ) -> tuple[webhooks.Webhook, str]:
         """Adds a webhook, after `require_url`; returns it with its secret, which is shown once."""
         secret, sealed = self._secrets.make()
-        return add_webhook(edit, recipient, url, sealed, share=share, comment=comment), secret
+        return webhooks.add_webhook(edit, recipient, url, sealed, share=share, comment=comment), secret
 
     def rotate(
         self, edit: Edit, webhook_id: str, keep_old_for: timedelta, recipient: str | None = None
-    ) -> tuple[Webhook, str]:
+    ) -> tuple[webhooks.Webhook, str]:
         """Gives a webhook a new secret, which is returned once; the old one stays valid for the grace time."""
         secret, sealed = self._secrets.make()
-        return rotate_webhook_secret(edit, webhook_id, sealed, keep_old_for, recipient), secret
+        return webhooks.rotate_webhook_secret(edit, webhook_id, sealed, keep_old_for, recipient), secret
 
     def test(self, edit: Edit, webhook_id: str, recipient: str | None = None) -> str:
         """Queues a test event, which a server sends; returns its id."""
-        webhook, event_id = get_webhook(edit.session, webhook_id, recipient), str(uuid.uuid4())
+        webhook, event_id = webhooks.get_webhook(edit.session, webhook_id, recipient), str(uuid.uuid4())
         event = make_test_event(event_id, edit.at, self._settings, webhook.recipient)
-        queue_event(edit, webhook, event_id, TEST_EVENT, json.dumps(event), self.retry_for)
+        webhooks.queue_event(edit, webhook, event_id, TEST_EVENT, json.dumps(event), self.retry_for)
         return event_id
 
 
@@ -158,7 +147,7 @@ class WebhookDispatcher:
         self._secrets = WebhookSecrets(key)
         self._client = GuardedClient(settings.webhook_private_hosts)
         lease_for = timedelta(seconds=settings.webhook_answer_s + LEASE_MARGIN_S)
-        self._outbox = Outbox(catalog, timedelta(hours=settings.webhook_retry_hours), lease_for)
+        self._outbox = webhooks.Outbox(catalog, timedelta(hours=settings.webhook_retry_hours), lease_for)
         self._planned_generation: int | None = None
         self._turns = 0
         self._sending: set[Future[None]] = set()
@@ -240,7 +229,7 @@ class WebhookDispatcher:
     def _make_body(self, event: FeedEvent) -> str:
         return json.dumps(make_cloud_event(event, self._settings), ensure_ascii=False, separators=(",", ":"))
 
-    def _send_due(self, lease: SendingLease) -> None:
+    def _send_due(self, lease: webhooks.SendingLease) -> None:
         """Sends the due deliveries of a webhook one after the other, the oldest first."""
         try:
             failures = lease.failures
@@ -256,7 +245,9 @@ class WebhookDispatcher:
             # The lease ends by itself, and the delivery is tried again.
             _log.warning("webhooks: a result could not be recorded: %s", error)
 
-    def _attempt(self, lease: SendingLease, delivery: Delivery, failures: int) -> Outcome:
+    def _attempt(
+        self, lease: webhooks.SendingLease, delivery: webhooks.Delivery, failures: int
+    ) -> webhooks.Outcome:
         status, error = None, None
         try:
             status = self._post(lease, delivery)
@@ -270,9 +261,9 @@ class WebhookDispatcher:
         now, retry_at = self._now(), self._now() + self._delay(delivery.attempts)
         # Shorter than the delay of the delivery, so that one that always fails does not hold the others up.
         paused_until = now + self._delay(failures) / 2
-        return Outcome(is_delivered, is_outage, status, error, retry_at, paused_until)
+        return webhooks.Outcome(is_delivered, is_outage, status, error, retry_at, paused_until)
 
-    def _post(self, lease: SendingLease, delivery: Delivery) -> int:
+    def _post(self, lease: webhooks.SendingLease, delivery: webhooks.Delivery) -> int:
         opened = [self._secrets.open(sealed) for sealed in lease.secrets]
         if opened[0] is None:
             raise BadRequest("LAKESHARE_SIGNING_KEY", "another key", "Rotate the secret of the webhook.")

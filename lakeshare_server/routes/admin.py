@@ -23,21 +23,13 @@ from pydantic.json_schema import models_json_schema
 from sqlalchemy.orm import Session
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from lakeshare_server import errors
 from lakeshare_server.access.authentication import Administrator, Permission, make_profile
 from lakeshare_server.access.rate_limit import require_allowed
 from lakeshare_server.access.rules import require_decidable_rules
 from lakeshare_server.catalog import FollowedTables, audit, credentials, ledger, sharing, states, webhooks
 from lakeshare_server.catalog.sharing import Edit, editing
 from lakeshare_server.catalog.states import FederationPolicy
-from lakeshare_server.errors import (
-    BadRequest,
-    CatalogConflict,
-    EditedMeanwhile,
-    LakeshareError,
-    NameTaken,
-    NotFound,
-    Unauthenticated,
-)
 from lakeshare_server.protocol import admin as bodies
 from lakeshare_server.protocol.admin import RequestBody
 from lakeshare_server.protocol.requests import parse_integer, parse_json_object
@@ -127,7 +119,7 @@ class AdminRequest:
             return None
         tag = TAG.fullmatch(etag.strip())
         if tag is None:
-            raise BadRequest("If-Match", etag, 'Give the ETag of what you have looked at, like "7".')
+            raise errors.BadRequest("If-Match", etag, 'Give the ETag of what you have looked at, like "7".')
         return int(tag[1])
 
     def page(
@@ -143,9 +135,9 @@ class AdminRequest:
             return pager.page(
                 self.administrator.name, f"admin/{listing}", PageRequest(str(size), token), read
             )
-        except BadRequest as error:
+        except errors.BadRequest as error:
             hint = "Pass on the next_page_token of the page before, unchanged."
-            raise BadRequest("page_token", token, hint) from error
+            raise errors.BadRequest("page_token", token, hint) from error
 
 
 def _require_permission(permission: Permission) -> Callable[[Request], AdminRequest]:
@@ -293,7 +285,7 @@ def code_in(http_request: Request, activation_url: str) -> str:
     audit_record.action = http_request.scope["endpoint"].__name__
     code = activation_url.rstrip("/").rpartition("/")[2]
     if len(code) > MAX_CODE_CHARS:
-        raise BadRequest("activation_url", code, "Give the link, or the code at its end.")
+        raise errors.BadRequest("activation_url", code, "Give the link, or the code at its end.")
     return code
 
 
@@ -347,7 +339,7 @@ def create_policy(request: ShareDep, recipient: str, given: bodies.PutPolicy) ->
     """Add a federation policy to a recipient of OIDC federation."""
     with request.editing() as edit:
         if _find_policy(edit.session, recipient, given.name) is not None:
-            raise NameTaken(f"{recipient} has a policy {given.name} already", "Choose another name.")
+            raise errors.NameTaken(f"{recipient} has a policy {given.name} already", "Choose another name.")
         return credentials.put_policy(edit, recipient, _policy(given))
 
 
@@ -364,7 +356,7 @@ def look_at_policy(request: LookDep, recipient: str, policy: str) -> Content:
     with request.app_state.catalog.reading() as session:
         federation_policy = _find_policy(session, recipient, policy)
     if federation_policy is None:
-        raise NotFound("Federation policy", policy)
+        raise errors.NotFound("Federation policy", policy)
     return federation_policy
 
 
@@ -372,10 +364,10 @@ def look_at_policy(request: LookDep, recipient: str, policy: str) -> Content:
 def alter_policy(request: ShareDep, recipient: str, policy: str, given: bodies.PutPolicy) -> Content:
     """Replace a policy."""
     if given.name.lower() != policy.lower():
-        raise BadRequest("name", given.name, f"The policy is {policy}; policies keep their names.")
+        raise errors.BadRequest("name", given.name, f"The policy is {policy}; policies keep their names.")
     with request.editing() as edit:
         if _find_policy(edit.session, recipient, policy) is None:
-            raise NotFound("Federation policy", policy)
+            raise errors.NotFound("Federation policy", policy)
         return credentials.put_policy(edit, recipient, _policy(given))
 
 
@@ -679,7 +671,9 @@ def count_usage(request: LookDep, query: Annotated[bodies.UsageQuery, Query()]) 
     until = query.until or datetime.now(UTC).date()
     since = query.since or until - timedelta(days=USAGE_DAYS - 1)
     if since > until:
-        raise BadRequest("since", since.isoformat(), f"Give a day up to {until.isoformat()}, the last one.")
+        raise errors.BadRequest(
+            "since", since.isoformat(), f"Give a day up to {until.isoformat()}, the last one."
+        )
     usages = audit.read_usage(request.app_state.catalog, since, until, query.recipient, query.table)
     return {"usage": audit.group_usage(usages, list(dict.fromkeys(query.by)))}
 
@@ -735,8 +729,8 @@ def query_as(request: ShareDep, recipient: str, path: str) -> Response:
 def _impersonate(request: AdminRequest, recipient: str, path: str) -> ImpersonatedResponse:
     try:
         impersonation = make_impersonation(request.app_state.catalog, recipient, request.administrator.name)
-    except Unauthenticated as error:
-        raise BadRequest("recipient", recipient, str(error)) from error
+    except errors.Unauthenticated as error:
+        raise errors.BadRequest("recipient", recipient, str(error)) from error
     endpoint = request.app_state.settings.endpoint.rstrip("/")
     return ImpersonatedResponse(request.http_request.app.state.server, f"{endpoint}/{path}", impersonation)
 
@@ -754,9 +748,9 @@ class AdminErrors(ProtocolErrors):
     """Errors in the format of the Databricks API; messages are those for the provider."""
 
     responses = RESPONSES | {
-        CatalogConflict: (409, "RESOURCE_CONFLICT"),
-        NameTaken: (409, "RESOURCE_ALREADY_EXISTS"),
-        EditedMeanwhile: (412, "ABORTED"),
+        errors.CatalogConflict: (409, "RESOURCE_CONFLICT"),
+        errors.NameTaken: (409, "RESOURCE_ALREADY_EXISTS"),
+        errors.EditedMeanwhile: (412, "ABORTED"),
     }
     routing_codes: ClassVar = {404: "ENDPOINT_NOT_FOUND", 405: "METHOD_NOT_ALLOWED"}
     default_routing_code = "BAD_REQUEST"
@@ -767,7 +761,7 @@ class AdminErrors(ProtocolErrors):
     ) -> Response:
         return json_response({"error_code": code, "message": message}, status, headers)
 
-    def message(self, request: Request, status: int, error: LakeshareError) -> str:
+    def message(self, request: Request, status: int, error: errors.LakeshareError) -> str:
         if status >= 500:
             _log.error("%s %s: %s", request.method, request.url.path, error)
         return error.for_provider()
@@ -775,7 +769,9 @@ class AdminErrors(ProtocolErrors):
     def invalid_request(self, request: Request, error: Exception) -> Response:
         first = error.errors()[0] if isinstance(error, RequestValidationError) else {}
         field = ".".join(str(part) for part in first.get("loc", ())[1:])
-        return self.lakeshare_error(request, BadRequest(field, first.get("input"), f"{first.get('msg')}."))
+        return self.lakeshare_error(
+            request, errors.BadRequest(field, first.get("input"), f"{first.get('msg')}.")
+        )
 
 
 class AdminApi(FastAPI):

@@ -29,20 +29,7 @@ from lakeshare_server.catalog.sharing import Edit, editing
 from lakeshare_server.errors import BadRequest, Denied, LakeshareError, NotFound
 from lakeshare_server.provider.following import Provider, prefetch_versions
 from lakeshare_server.settings import make_private
-from lakeshare_server.sql import statements
-from lakeshare_server.sql.grammar import (
-    PlacedStatement,
-    SourcePosition,
-    SqlError,
-    SqlStatement,
-    StatementRefused,
-    escape_unprintable,
-    get_parser,
-    is_unfinished,
-    parse,
-    quoted_name,
-    terminal_name,
-)
+from lakeshare_server.sql import grammar, statements
 from lakeshare_server.sql.show import SCHEMA, VIEWS, ReadStatement, RecipientSession, RowsReadBy, format_value
 from lakeshare_server.sql.statements import Cell, Result
 
@@ -73,7 +60,7 @@ class SqlSession:
             SqlError: the script is not SQL; no statement was executed.
             StatementRefused: a statement was refused; those before it took effect, in a single transaction none.
         """
-        script = parse(text, source)
+        script = grammar.parse(text, source)
         if single_transaction:
             yield from self._run_in_transaction(script, text, source)
             return
@@ -82,11 +69,11 @@ class SqlSession:
                 result = self._execute(placed.statement)
             except LakeshareError as error:
                 position = _find_position(error, placed, text)
-                raise StatementRefused(error, position, text, source, number, len(script)) from error
+                raise grammar.StatementRefused(error, position, text, source, number, len(script)) from error
             yield StatementResult(text[placed.start : placed.end], result)
 
     def _run_in_transaction(
-        self, script: tuple[PlacedStatement, ...], text: str, source: str | None
+        self, script: tuple[grammar.PlacedStatement, ...], text: str, source: str | None
     ) -> list[StatementResult]:
         if not script:
             return []
@@ -107,7 +94,7 @@ class SqlSession:
                     raise
         except LakeshareError as error:
             position = _find_position(error, script[number], text)
-            raise StatementRefused(error, position, text, source, 0, len(script)) from error
+            raise grammar.StatementRefused(error, position, text, source, 0, len(script)) from error
         return results
 
     def _find_undecided(self, edit: Edit, changed: list[int]) -> int:
@@ -123,7 +110,7 @@ class SqlSession:
 
         return bisect_left(range(len(changed)), True, key=is_decided_from) - 1
 
-    def _execute(self, statement: SqlStatement) -> Result:
+    def _execute(self, statement: grammar.SqlStatement) -> Result:
         catalog = self.provider.catalog
         if isinstance(statement, statements.SetRecipient):
             return self._impersonate(statement.name)
@@ -141,7 +128,7 @@ class SqlSession:
             require_decidable_rules(edit, self.provider.versions)
             return result
 
-    def _execute_within(self, edit: Edit, statement: SqlStatement) -> Result:
+    def _execute_within(self, edit: Edit, statement: grammar.SqlStatement) -> Result:
         if isinstance(statement, statements.SetRecipient):
             hint = "Recipients see what is committed: look as one outside of the transaction."
             if statement.name is None:
@@ -161,7 +148,7 @@ class SqlSession:
         self.impersonated = RecipientSession(self.provider.catalog, state.name, state.id, self._rows_read_by)
         return Result(message=f"this is what {state.name} sees; its state is {state.state}")
 
-    def _prefetch(self, script: Sequence[SqlStatement]) -> None:
+    def _prefetch(self, script: Sequence[grammar.SqlStatement]) -> None:
         """Reads the versions of the followed tables that rules concern, before a transaction is open."""
         provider, concerned = self.provider, defaultdict[str, list[str]](list)
         writes_rule = False
@@ -187,7 +174,9 @@ class SqlSession:
             raise Denied(f"{self.impersonated.recipient} changes nothing. RESET RECIPIENT first.")
 
 
-def _find_position(error: LakeshareError, placed: PlacedStatement, text: str) -> SourcePosition:
+def _find_position(
+    error: LakeshareError, placed: grammar.PlacedStatement, text: str
+) -> grammar.SourcePosition:
     """The position of the refused value in the statement, or of its first word."""
     written = text[placed.start : placed.end]
     value = getattr(error, "name", None) if isinstance(error, NotFound) else getattr(error, "value", None)
@@ -195,7 +184,7 @@ def _find_position(error: LakeshareError, placed: PlacedStatement, text: str) ->
     match = re.search(pattern, written, re.IGNORECASE) or re.match(r"\w+", written)
     at, length = placed.start + (match.start() if match else 0), len(match.group()) if match else 1
     line_start = text.rfind("\n", 0, at) + 1
-    return SourcePosition(text.count("\n", 0, at) + 1, at - line_start + 1, length)
+    return grammar.SourcePosition(text.count("\n", 0, at) + 1, at - line_start + 1, length)
 
 
 WORD = re.compile(r"[\w.`]*\Z")
@@ -210,12 +199,12 @@ def read_names(catalog: Catalog) -> Names:
     def named(read: Callable[[Session], Iterable[Any]]) -> Callable[[], list[str]]:
         def names() -> list[str]:
             with catalog.reading() as session:
-                return [quoted_name(item.name) for item in read(session)]
+                return [grammar.quoted_name(item.name) for item in read(session)]
 
         return names
 
     def tables() -> list[str]:
-        return [".".join(map(quoted_name, table.split("."))) for table in Ledger(catalog).tables()]
+        return [".".join(map(grammar.quoted_name, table.split("."))) for table in Ledger(catalog).tables()]
 
     return {
         "SHARE": named(states.list_shares),
@@ -230,13 +219,13 @@ def complete_word(text: str, names: Names) -> tuple[str, list[str]]:
     """The unfinished word at the end of a text, and its completions."""
     match = WORD.search(text)
     word = match.group() if match else ""
-    parser = get_parser().parse_interactive(text[: len(text) - len(word)])
+    parser = grammar.get_parser().parse_interactive(text[: len(text) - len(word)])
     try:
         tokens = list(parser.exhaust_lexer())
     except UnexpectedInput:
         return word, []
     accepted = parser.accepts()  # type: ignore[no-untyped-call]  # lark has no types for it
-    keywords = sorted(filter(str.isupper, filter(None, map(terminal_name, accepted))))
+    keywords = sorted(filter(str.isupper, filter(None, map(grammar.terminal_name, accepted))))
     before = tokens[-1].type if tokens else ""
     known = names[before]() if before in names and "NAME" in accepted else ()
     candidates = (*known, *keywords)
@@ -307,7 +296,7 @@ def run_prompt(
         try:
             for result in session.run(text):
                 print_result(result)
-        except SqlError as error:
+        except grammar.SqlError as error:
             print_error(str(error))
 
 
@@ -316,7 +305,7 @@ def is_complete(text: str) -> bool:
     written = text.strip()
     if not written or written.lower() in LEAVING | ASKING_FOR_HELP:
         return True
-    return written.endswith(";") and not is_unfinished(text)
+    return written.endswith(";") and not grammar.is_unfinished(text)
 
 
 def _key_bindings() -> KeyBindings:
@@ -342,7 +331,7 @@ NULL_TEXT = "NULL"
 def format_table(executed: StatementResult) -> str:
     """Aligned columns, and the message or the number of rows."""
     result = executed.result
-    message = escape_unprintable(result.message)
+    message = grammar.escape_unprintable(result.message)
     if not result.columns:
         return message
     cells = [list(result.columns), *([_format_cell(cell) for cell in row] for row in result.rows)]
@@ -393,4 +382,4 @@ def _text(cell: Cell) -> str | int | None:
 
 
 def _format_cell(cell: Cell) -> str:
-    return NULL_TEXT if cell is None else escape_unprintable(str(_text(cell)))
+    return NULL_TEXT if cell is None else grammar.escape_unprintable(str(_text(cell)))

@@ -23,16 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from obstore import exceptions
 
-from lakeshare_server.errors import (
-    BadRequest,
-    Denied,
-    LakeshareError,
-    StoreDenied,
-    StoreError,
-    StoreMissing,
-    Unavailable,
-    Unserveable,
-)
+from lakeshare_server import errors
 from lakeshare_server.locations import ParsedLocation
 from lakeshare_server.outbound import Service
 from lakeshare_server.storage import location_columns
@@ -41,7 +32,7 @@ if TYPE_CHECKING:
     from obstore import BytesStream, GetOptions, ObjectMeta, WritableFile
     from obstore.store import BackoffConfig, ClientConfig, ObjectStore, RetryConfig
 
-LASTING = (StoreError, BadRequest)
+LASTING = (errors.StoreError, errors.BadRequest)
 Result = TypeVar("Result")
 Operation = Literal["read", "list", "head", "write", "delete"]
 
@@ -79,12 +70,12 @@ def translate_errors(place: ParsedLocation) -> Iterator[None]:
     # The errors of a writer are OSErrors with the text of the others.
     except (exceptions.BaseError, OSError) as error:
         translated = _translate(place, error)
-        if isinstance(translated, StoreError) and (code := CODE.search(str(error))):
+        if isinstance(translated, errors.StoreError) and (code := CODE.search(str(error))):
             translated.code = code[1]
         raise translated from None
 
 
-def _translate(place: ParsedLocation, error: exceptions.BaseError | OSError) -> LakeshareError:
+def _translate(place: ParsedLocation, error: exceptions.BaseError | OSError) -> errors.LakeshareError:
     text = str(error)
     matches = (STATUS.search(text), CODE.search(text))
     status = int(matches[0][1]) if matches[0] else None
@@ -94,7 +85,7 @@ def _translate(place: ParsedLocation, error: exceptions.BaseError | OSError) -> 
     logger.log(level, "%s: the store answered %s", place.location, response)
     if NO_KEYS in text and isinstance(error, exceptions.UnauthenticatedError):
         what = f"no credentials for {place.root} are available"
-        return Unavailable(what, "Check the identity the server runs with.")
+        return errors.Unavailable(what, "Check the identity the server runs with.")
     for kinds, make_error in _BY_KIND:
         if isinstance(error, kinds):
             return make_error(place)
@@ -103,26 +94,26 @@ def _translate(place: ParsedLocation, error: exceptions.BaseError | OSError) -> 
     if status is None and NOT_DELETED in text:
         status = 403
     if status == 404:
-        return StoreMissing(place.location)
+        return errors.StoreMissing(place.location)
     # A wrong region, a wrong host or an unknown key.
     if status is not None and 300 <= status < 500 and status not in PASSING:
-        return StoreDenied(place.location)
-    return Unavailable(f"{place.root} does not answer as it should", LATER)
+        return errors.StoreDenied(place.location)
+    return errors.Unavailable(f"{place.root} does not answer as it should", LATER)
 
 
 _BY_KIND = (
-    (FileNotFoundError, lambda place: StoreMissing(place.location)),
+    (FileNotFoundError, lambda place: errors.StoreMissing(place.location)),
     (
         (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError),
-        lambda place: StoreDenied(place.location),
+        lambda place: errors.StoreDenied(place.location),
     ),
     (
         exceptions.PreconditionError,
-        lambda place: Unavailable(f"{place.location} changed while it was read", LATER),
+        lambda place: errors.Unavailable(f"{place.location} changed while it was read", LATER),
     ),
     (
         exceptions.InvalidPathError,
-        lambda place: Unserveable(
+        lambda place: errors.Unserveable(
             f"{place.location} cannot be listed: a key below it has an empty segment, one of dots or a control "
             "character.",
             "Move or remove the object.",
@@ -293,7 +284,7 @@ class RemoteStore:
             return None
         try:
             return self._describe(self._head(place))
-        except StoreMissing:
+        except errors.StoreMissing:
             return None
 
     def write(self, place: ParsedLocation, content: bytes, *, if_absent: bool) -> bool:
@@ -311,20 +302,22 @@ class RemoteStore:
 
     def delete(self, place: ParsedLocation) -> None:
         _require_exact(place)
-        with suppress(StoreMissing):
+        with suppress(errors.StoreMissing):
             self._call(place, lambda: obstore.delete(self._store, place.key), "delete")
 
     def delete_folder(self, prefix: ParsedLocation) -> None:
         folder = _require_folder(prefix)
         if not folder.key:
-            raise BadRequest("location", folder.location, "A whole bucket is not deleted.")
+            raise errors.BadRequest("location", folder.location, "A whole bucket is not deleted.")
         found = [entry for page in self._pages(folder, None) for entry in page]
         keys = [entry["path"] for entry in found]
         for start in range(0, len(keys), LIST_PAGE):
             batch = keys[start : start + LIST_PAGE]
             try:
                 self._call(folder, partial(obstore.delete, self._store, batch), "delete")
-            except StoreMissing:  # another process deletes here, too, and the rest of the batch is left
+            except (
+                errors.StoreMissing
+            ):  # another process deletes here, too, and the rest of the batch is left
                 for key in batch:
                     self.delete(replace(folder, key=key))
         marks = [f"{entry['path']}/" for entry in found if not entry["size"]]
@@ -340,8 +333,8 @@ class RemoteStore:
             try:
                 with translate_errors(place):
                     return request()
-            except StoreDenied as error:
-                denied = StoreDenied(place.location, what)
+            except errors.StoreDenied as error:
+                denied = errors.StoreDenied(place.location, what)
                 denied.code = error.code
                 raise denied from None
 
@@ -383,7 +376,7 @@ def _without_folder_marks(objects: Iterator[StoredObject], below: str) -> Iterat
 def _require_exact(place: ParsedLocation) -> None:
     if NOT_AS_IT_IS.search(place.key):
         reason = f"{place.location} cannot be read: its key has an empty segment, one of dots or a control character."
-        raise Unserveable(reason, "Move the table to a name without them.")
+        raise errors.Unserveable(reason, "Move the table to a name without them.")
 
 
 def _require_folder(prefix: ParsedLocation) -> ParsedLocation:
@@ -400,7 +393,7 @@ def require_extra(library: str, extra: str) -> Iterator[None]:
         yield
     except ImportError:
         fix = f"Install lakeshare[{extra}] where the server runs."
-        raise Unavailable(f"{library} is not installed", fix) from None
+        raise errors.Unavailable(f"{library} is not installed", fix) from None
 
 
 MAX_URL_LIFE_S = 604_800
@@ -415,7 +408,7 @@ def remaining_life(moment_s: int, life_s: int, ends_ms: int | None, longest_s: i
     left_s = life_s if ends_ms is None else min(life_s, ends_ms // 1000 - moment_s)
     if left_s < 1:
         what = "the credentials that sign URLs have ended"
-        raise Unavailable(what, "Renew them, or try again when they are renewed.")
+        raise errors.Unavailable(what, "Renew them, or try again when they are renewed.")
     return min(left_s, longest_s)
 
 
@@ -539,9 +532,9 @@ class LocalSigner:
         text = before + claim.name.encode("utf-8", "surrogateescape")
         expected = hmac.digest(self._key, text, "sha256").hex().encode()
         if not hmac.compare_digest(expected, signature.encode("utf-8", "replace")):
-            raise Denied("The URL's signature does not match. Query the table again for fresh URLs.")
+            raise errors.Denied("The URL's signature does not match. Query the table again for fresh URLs.")
         if claim.expires_at_ms <= time.time() * 1000:
-            raise Denied("The URL has expired. Query the table again for fresh URLs.")
+            raise errors.Denied("The URL has expired. Query the table again for fresh URLs.")
 
     def _claimed(self, ticket: str, expires_at_ms: int) -> bytes:
         # With the ticket's length, no two claims have the same text.

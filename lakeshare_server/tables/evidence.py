@@ -34,18 +34,9 @@ from lakeshare_server.catalog import (
 from lakeshare_server.errors import BadRequest, StoreError, StoreMissing, Unavailable
 from lakeshare_server.locations import LOCAL, S3
 from lakeshare_server.storage import Stores
+from lakeshare_server.tables import hash_tree
 from lakeshare_server.tables.delta.files import mapping_mode
 from lakeshare_server.tables.envelope import STATEMENT_TYPE, SigningKey, canonical_json, load_signing_key
-from lakeshare_server.tables.hash_tree import (
-    SALT_BYTES,
-    HashTree,
-    choose_places,
-    commit_text,
-    derive_salt,
-    find_depth,
-    hash_leaf,
-    make_secret,
-)
 from lakeshare_server.tables.index import (
     CacheFolder,
     FileIndex,
@@ -86,7 +77,7 @@ COLUMNS = pa.schema(
         ("id", pa.string()),
         ("size", pa.int64()),
         ("entry", pa.string()),
-        ("salt", pa.binary(SALT_BYTES)),
+        ("salt", pa.binary(hash_tree.SALT_BYTES)),
         ("place", pa.uint64()),
         ("sha256", pa.string()),
         ("vector_id", pa.string()),
@@ -217,14 +208,14 @@ class EntryFile:
         for number in range(self._reader.num_record_batches):
             yield self._reader.get_batch(number)
 
-    def make_tree(self, padding: bytes) -> HashTree:
-        return HashTree(self._leaves(), self.header.depth, padding)
+    def make_tree(self, padding: bytes) -> hash_tree.HashTree:
+        return hash_tree.HashTree(self._leaves(), self.header.depth, padding)
 
     def _leaves(self) -> Iterator[tuple[int, bytes]]:
         for batch in self.batches():
             columns = (batch.column(name).to_pylist() for name in ("place", "salt", "entry"))
             for place, salt, entry in zip(*columns, strict=True):
-                yield place, hash_leaf(salt, entry.encode())
+                yield place, hash_tree.hash_leaf(salt, entry.encode())
 
     def select(self, own: FileIndex) -> Iterator[list[dict[str, Any]]]:
         """The entries of the files of an index with a part of the files, in the same order.
@@ -281,7 +272,7 @@ def open_entries(files: PublicationFiles, digest: str) -> EntryFile | None:
 
 
 @lru_cache(OPEN_TREES)
-def _make_tree(entries: EntryFile, padding: bytes) -> HashTree:
+def _make_tree(entries: EntryFile, padding: bytes) -> hash_tree.HashTree:
     return entries.make_tree(padding)
 
 
@@ -359,10 +350,10 @@ class EvidenceWriter:
         table_id = index.header.head.table_id
         if known is not None and known.header.table_id != table_id:
             known = None
-        began_s, salt = time.monotonic(), make_secret()
+        began_s, salt = time.monotonic(), hash_tree.make_secret()
         digests = ContentDigests(stores, settings.evidence_digests, known)
-        padding = derive_salt(salt, PADDING)
-        depth = find_depth(index.header.files)
+        padding = hash_tree.derive_salt(salt, PADDING)
+        depth = hash_tree.find_depth(index.header.files)
         texts = _describe_publication(new, index, padding), _describe_inputs(new)
         header = EntriesHeader(LAYOUT, depth, settings.evidence_digests, table_id, *texts)
         digest, _ = write_by_digest(
@@ -399,7 +390,7 @@ def sign_unsigned(
 
 
 def _write_entries(path: Path, header: EntriesHeader, index: FileIndex, digests: ContentDigests) -> None:
-    places = iter(choose_places(index.header.files, header.depth))
+    places = iter(hash_tree.choose_places(index.header.files, header.depth))
     schema = COLUMNS.with_metadata({HEADER_KEY: json.dumps(vars(header)).encode()})
     with (
         pa.OSFile(str(path), "wb") as file,
@@ -418,8 +409,11 @@ def _write_entries(path: Path, header: EntriesHeader, index: FileIndex, digests:
                 _make_entry(dict(zip(NEEDED, row, strict=True)), *each)
                 for row, *each in zip(rows, found, vector_digests, strict=True)
             ]
-            random = secrets.token_bytes(SALT_BYTES * len(files))
-            salts = [random[start : start + SALT_BYTES] for start in range(0, len(random), SALT_BYTES)]
+            random = secrets.token_bytes(hash_tree.SALT_BYTES * len(files))
+            salts = [
+                random[start : start + hash_tree.SALT_BYTES]
+                for start in range(0, len(random), hash_tree.SALT_BYTES)
+            ]
             ids = [key if location else None for key, _, location in vectors]
             values = columns["delta_id"], columns["size"], entries, salts, list(islice(places, len(files)))
             arrays = [
@@ -507,8 +501,8 @@ def make_statement(publication: Publication, prepared: PreparedEvidence) -> dict
             "contract": publication.contract_digest,
             "audit": {name: value for name, value in audit.items() if value is not None},
             "files": {"root": prepared.root.hex(), "depth": entries.depth},
-            "details": commit_text(derive_salt(prepared.salt, DETAILS), entries.details),
-            "inputs": commit_text(derive_salt(prepared.salt, INPUTS), entries.inputs),
+            "details": hash_tree.commit_text(hash_tree.derive_salt(prepared.salt, DETAILS), entries.details),
+            "inputs": hash_tree.commit_text(hash_tree.derive_salt(prepared.salt, INPUTS), entries.inputs),
         },
     }
 
@@ -523,11 +517,14 @@ def render_evidence(evidence: Evidence, entries: EntryFile, own: FileIndex | Non
     `own` is the index of a recipient that may read a part of the table: its lines have proofs, and no totals.
     """
     line: dict[str, Any] = {"envelope": json.loads(evidence.envelope)}
-    tree: HashTree | None = None
+    tree: hash_tree.HashTree | None = None
     if own is None:
-        line["details"] = {"salt": derive_salt(evidence.salt, DETAILS).hex(), "text": entries.header.details}
+        line["details"] = {
+            "salt": hash_tree.derive_salt(evidence.salt, DETAILS).hex(),
+            "text": entries.header.details,
+        }
     else:
-        tree = _make_tree(entries, derive_salt(evidence.salt, PADDING))
+        tree = _make_tree(entries, hash_tree.derive_salt(evidence.salt, PADDING))
     yield _line({"evidence": line})
     files = 0
     for rows in entries.rows() if own is None else entries.select(own):
@@ -539,7 +536,7 @@ def render_evidence(evidence: Evidence, entries: EntryFile, own: FileIndex | Non
     yield _line({"end": {"files": files}})
 
 
-def _open_entry(row: Mapping[str, Any], tree: HashTree | None) -> dict[str, Any]:
+def _open_entry(row: Mapping[str, Any], tree: hash_tree.HashTree | None) -> dict[str, Any]:
     fields: dict[str, Any] = {"entry": row["entry"], "salt": row["salt"].hex(), "place": row["place"]}
     if tree is not None:
         fields["proof"] = [each.hex() for each in tree.prove(row["place"])]

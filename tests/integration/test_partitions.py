@@ -16,9 +16,10 @@ from lakeshare_pipelines.ingest import find_deliveries, find_deliveries_of_run
 from lakeshare_pipelines.ingest.frame import read_delivery
 from lakeshare_pipelines.share.publication import publish
 from lakeshare_pipelines.spark.rows import filter_partitions, make_key_column
-from lakeshare_pipelines.spark.session import make_catalog_name
-from lakeshare_pipelines.wap.audit import audit
+from lakeshare_pipelines.spark.session import count_cores, make_catalog_name
+from lakeshare_pipelines.wap.audit import TableAudit, audit
 from lakeshare_pipelines.wap.iceberg import FANOUT, get_properties
+from lakeshare_pipelines.wap.stage import staging_for
 from lakeshare_pipelines.wap.staged import Lake
 from lakeshare_server.catalog import Catalog
 from tests.builders.audits import a_set, stage_rows
@@ -313,6 +314,10 @@ def test_a_task_that_writes_many_partitions_has_one_file_open(lake: Lake) -> Non
             lake, "OverwriteByExpression", f"{make_catalog_name(staged.ref)}.{contract.tables[0].name}"
         )
     assert sorts == {2: False, 40: True}
+    # Held rows are read by a task for each core, and not by one for every four files.
+    table_audit = TableAudit(lake, staging_for(lake, contract), contract, staged, contract.tables[0], ())
+    assert table_audit.verdicts([]) == []
+    assert table_audit._rows.rdd.getNumPartitions() <= count_cores(lake.spark)
     appended = replace(contract, tables=(replace(contract.tables[0], name="air1.a", write=Write("append")),))
     staged = stage_rows(
         lake, appended, partitions=keys[:1], run_id="append", a=_make_sql([("r0", 1), ("r1", 1)], case)

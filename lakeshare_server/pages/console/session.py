@@ -13,20 +13,9 @@ from fastapi import APIRouter, Depends, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import RedirectResponse
 
+from lakeshare_server import errors
 from lakeshare_server.access.authentication import PERMISSIONS_BY_ROLE, Permission
 from lakeshare_server.access.console_sessions import COOKIE, OTHER_SITE, SIGN_IN_COOKIE, ConsoleSession
-from lakeshare_server.errors import (
-    BadRequest,
-    CatalogConflict,
-    Denied,
-    LakeshareError,
-    MalformedRequest,
-    NotFound,
-    TooManyRequests,
-    Unauthenticated,
-    Unavailable,
-    Unserveable,
-)
 from lakeshare_server.pages.rendering import render_page
 from lakeshare_server.routes.admin import AdminErrors, AdminRequest
 from lakeshare_server.routes.context import ISSUERS, AppState, AuditRecord, client_address, read_bounded_body
@@ -92,7 +81,7 @@ class ConsoleRequest(AdminRequest):
         """The revision that a form was made of; None without one. Raises BadRequest for other values."""
         text = self.value("revision")
         if text and not (text.isascii() and text.isdigit() and len(text) < 19):
-            raise BadRequest("revision", text, "Open the page again and repeat the change.")
+            raise errors.BadRequest("revision", text, "Open the page again and repeat the change.")
         return int(text) if text else None
 
     def may(self, permission: str) -> bool:
@@ -184,7 +173,7 @@ def require_own_page(http_request: Request) -> None:
         own = {http_request.headers.get("host"), urlsplit(settings.console_url()).netloc}
         is_own = origin is None or urlsplit(origin).netloc in own
     if not is_own:
-        raise Denied(OTHER_SITE)
+        raise errors.Denied(OTHER_SITE)
 
 
 async def read_form(http_request: Request, app_state: AppState) -> dict[str, str]:
@@ -194,7 +183,7 @@ async def read_form(http_request: Request, app_state: AppState) -> dict[str, str
     try:
         return dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=MAX_FIELDS))
     except ValueError as error:
-        raise MalformedRequest("the form cannot be read", "Send it URL-encoded, in UTF-8.") from error
+        raise errors.MalformedRequest("the form cannot be read", "Send it URL-encoded, in UTF-8.") from error
 
 
 PageDep = Annotated[ConsoleRequest, Depends(authorize(Permission.LOOK))]
@@ -202,7 +191,13 @@ SharePageDep = Annotated[ConsoleRequest, Depends(authorize(Permission.SHARE))]
 ChangeDep = Annotated[ConsoleRequest, Depends(with_form(Permission.SHARE))]
 
 # Refusals that a form shows beside its fields; the others have a page of their own.
-SHOWN_IN_FORMS = (BadRequest, CatalogConflict, MalformedRequest, NotFound, Unserveable)
+SHOWN_IN_FORMS = (
+    errors.BadRequest,
+    errors.CatalogConflict,
+    errors.MalformedRequest,
+    errors.NotFound,
+    errors.Unserveable,
+)
 
 
 def shown_on(page: Callable[..., Response]) -> Callable[[Callable[..., Response]], Callable[..., Response]]:
@@ -232,13 +227,13 @@ class ConsoleErrors(AdminErrors):
     unknown_path = "is no page of the console."
 
     @classmethod
-    def find_response(cls, error: LakeshareError) -> tuple[int, str]:
+    def find_response(cls, error: errors.LakeshareError) -> tuple[int, str]:
         kinds = (kind for kind in type(error).__mro__ if kind in cls.responses)
-        return cls.responses.get(next(kinds, LakeshareError), (500, "INTERNAL_ERROR"))
+        return cls.responses.get(next(kinds, errors.LakeshareError), (500, "INTERNAL_ERROR"))
 
     def lakeshare_error(self, request: Request, error: Exception) -> Response:
         response = super().lakeshare_error(request, error)
-        if isinstance(error, Unauthenticated) and request.method == "GET":
+        if isinstance(error, errors.Unauthenticated) and request.method == "GET":
             settings: ServerSettings = request.app.state.app_state.settings
             path = settings.root_path() + request.url.path
             path += f"?{request.url.query}" if request.url.query else ""
@@ -303,7 +298,7 @@ def _sign_in(http_request: Request, form: Mapping[str, str]) -> Response:
     try:
         header = f"Bearer {form.get('key', '').strip()}"
         administrator = app_state.admin_authenticator.authenticate(header, client_address(http_request))
-    except (Unauthenticated, TooManyRequests, Denied, Unavailable) as error:
+    except (errors.Unauthenticated, errors.TooManyRequests, errors.Denied, errors.Unavailable) as error:
         status, audit_record.error_code = ConsoleErrors.find_response(error)
         return _sign_in_page(http_request, form.get("next", ""), status, str(error))
     audit_record.principal = administrator.name
@@ -340,7 +335,7 @@ def _finish_sign_in(http_request: Request) -> Response:
         administrator, next_path = app_state.issuer_sign_in.finish(
             http_request.cookies.get(SIGN_IN_COOKIE), http_request.query_params
         )
-    except (BadRequest, Unauthenticated, Denied, Unavailable) as error:
+    except (errors.BadRequest, errors.Unauthenticated, errors.Denied, errors.Unavailable) as error:
         status, audit_record.error_code = ConsoleErrors.find_response(error)
         return _sign_in_page(http_request, "", status, error.for_provider())
     audit_record.principal = administrator.name

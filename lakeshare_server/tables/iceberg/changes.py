@@ -17,18 +17,7 @@ import pyarrow.compute as pc
 from lakeshare_server.errors import StoreError, StoreMissing
 from lakeshare_server.storage import Stores
 from lakeshare_server.storage.location_columns import find_outside_files, find_roots
-from lakeshare_server.tables.delta.changes import (
-    ADD,
-    CDC,
-    COLUMNS,
-    REMOVE,
-    Segment,
-    SegmentCache,
-    SegmentFile,
-    SegmentFooter,
-    SegmentVersion,
-    count_rows,
-)
+from lakeshare_server.tables.delta import changes
 from lakeshare_server.tables.iceberg.deletes import FEATURE as DELETION_VECTORS
 from lakeshare_server.tables.index import FileIndex, PhysicalNames, index_path, write_by_digest
 from lakeshare_server.tables.lines import LINE_COLUMNS, render_lines, total
@@ -178,8 +167,8 @@ def file_rows(difference: FileDifference, version: int, changed_at_ms: int, *, i
     for name, pattern, replacement in (("common", *WITHOUT_STATS), ("delta_rest", MODIFIED, rest)):
         texts = pc.replace_substring_regex(removes.column(name), pattern, replacement)
         removes = removes.set_column(removes.schema.get_field_index(name), name, texts)
-    adds = _table(version, ADD, in_feed, difference.added)
-    return pa.concat_tables([_table(version, REMOVE, in_feed, removes), adds])
+    adds = _table(version, changes.ADD, in_feed, difference.added)
+    return pa.concat_tables([_table(version, changes.REMOVE, in_feed, removes), adds])
 
 
 def change_file_rows(files: pa.Table, head: TableHead, version: int) -> pa.Table:
@@ -193,7 +182,9 @@ def change_file_rows(files: pa.Table, head: TableHead, version: int) -> pa.Table
     rendered = render_lines(names.of(pa.table(columns)), names.partition_columns)
     lines = dict(zip(LINE_COLUMNS, rendered, strict=True))
     lines["delta_rest"] = pa.array([OF_CHANGE_FILES] * count, pa.string())
-    return _table(version, CDC, True, pa.table({"path": columns["path"], "size": columns["size"], **lines}))
+    return _table(
+        version, changes.CDC, True, pa.table({"path": columns["path"], "size": columns["size"], **lines})
+    )
 
 
 def without_partition_values(rows: pa.RecordBatch | pa.Table) -> pa.RecordBatch | pa.Table:
@@ -210,7 +201,7 @@ def _table(version: int, kind: int, in_feed: bool, files: pa.Table) -> pa.Table:
         "in_feed": pa.array([in_feed] * count, pa.bool_()),
         **{name: files.column(name) for name in ("path", "size", *LINE_COLUMNS)},
     }
-    return pa.table(columns, schema=pa.schema(list(COLUMNS)))
+    return pa.table(columns, schema=pa.schema(list(changes.COLUMNS)))
 
 
 LAYOUT = "1"
@@ -288,19 +279,21 @@ def write_changes(change: StateChange, made_of: tuple[str, str], path: Path) -> 
     location = change.after.header.location
     roots = find_roots(location, find_outside_files(location, rows)) if rows.num_rows else set()
     versions = {change.version: _describe(change, rows, fault)}
-    footer = SegmentFooter(versions, tuple(sorted(roots)), (LAYOUT, *made_of))
-    with SegmentFile(path) as file:
+    footer = changes.SegmentFooter(versions, tuple(sorted(roots)), (LAYOUT, *made_of))
+    with changes.SegmentFile(path) as file:
         if rows.num_rows:
             file.add(rows)
         file.close(footer)
 
 
-def open_changes(index_dir: Path, digest: str) -> Segment:
+def open_changes(index_dir: Path, digest: str) -> changes.Segment:
     """Opens an index of changes that this host wrote; raises StoreMissing if it is missing or damaged."""
     return _open(index_path(index_dir, digest))
 
 
-def fetch_changes(segments: SegmentCache, digest: str, fetch: Callable[[str, Path], bool]) -> Segment:
+def fetch_changes(
+    segments: changes.SegmentCache, digest: str, fetch: Callable[[str, Path], bool]
+) -> changes.Segment:
     """Returns an index of changes from the cache, fetched if necessary; raises StoreMissing if it is not to be had."""
 
     def write(path: Path) -> None:
@@ -311,29 +304,29 @@ def fetch_changes(segments: SegmentCache, digest: str, fetch: Callable[[str, Pat
     return segments.get(("recorded changes", digest), write)
 
 
-def _open(path: Path) -> Segment:
+def _open(path: Path) -> changes.Segment:
     try:
-        return Segment(path)
+        return changes.Segment(path)
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise StoreMissing(str(path)) from error
 
 
-def is_made_of(segment: Segment, version: int, digests: tuple[str, str]) -> bool:
+def is_made_of(segment: changes.Segment, version: int, digests: tuple[str, str]) -> bool:
     """Whether an index has the changes of a version between these two states, and is of the current layout."""
     return segment.note.made_of == (LAYOUT, *digests) and list(segment.note.versions) == [version]
 
 
-def change_files_of(segment: Segment, version: int) -> dict[str, int]:
+def change_files_of(segment: changes.Segment, version: int) -> dict[str, int]:
     """Returns the change files in an index of changes, with their sizes in bytes."""
     one = segment.note.versions[version]
     sizes: dict[str, int] = {}
     for batch in segment.rows(one.first_row, one.end_row) if one.cdc_rows else ():
-        chosen = batch.filter(pc.equal(batch.column("kind"), CDC))
+        chosen = batch.filter(pc.equal(batch.column("kind"), changes.CDC))
         sizes.update(zip(chosen.column("path").to_pylist(), chosen.column("size").to_pylist(), strict=True))
     return sizes
 
 
-def have_change_files(stores: Stores, segment: Segment, version: int) -> bool:
+def have_change_files(stores: Stores, segment: changes.Segment, version: int) -> bool:
     """Whether the store has all change files in an index of changes, with their sizes."""
     files = change_files_of(segment, version)
     listed: dict[str, int] = {}
@@ -366,19 +359,22 @@ def _rows(change: StateChange) -> tuple[pa.Table, str | None]:
     return pa.concat_tables([files, change_file_rows(change.change_files, change.head, change.version)]), None
 
 
-def _describe(change: StateChange, rows: pa.Table, fault: str | None) -> SegmentVersion:
+def _describe(change: StateChange, rows: pa.Table, fault: str | None) -> changes.SegmentVersion:
     head = change.head
     metadata = replace(head, hindrances=()).as_json() | {"protocol": None}
     del metadata["left_to_files"]
-    window, feed = rows.filter(pc.not_equal(rows.column("kind"), CDC)), rows.filter(rows.column("in_feed"))
-    return SegmentVersion(
+    window, feed = (
+        rows.filter(pc.not_equal(rows.column("kind"), changes.CDC)),
+        rows.filter(rows.column("in_feed")),
+    )
+    return changes.SegmentVersion(
         version=change.version,
         protocol=_text(head.as_json()["protocol"]),
         metadata=_text(metadata),
         modified_ms=change.changed_at_ms,
         own_time_ms=None,
         first_row=0,
-        **count_rows(rows),
+        **changes.count_rows(rows),
         vectors=_vectors(window),
         lacks_row_ids=False,
         head=_text(head.as_json()),
