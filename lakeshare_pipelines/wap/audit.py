@@ -3,6 +3,7 @@
 Whether the verdicts allow a publication is decided in share/publication.py.
 """
 
+import json
 import logging
 import random
 import time
@@ -202,7 +203,10 @@ class TableAudit:
         published = None if self._main is None else checks.get_types(self._main.schema)
         problems = ["the run did not stage it"] if self.record is None else list(self.record.problems)
         declared = checks.get_declared_types(self.table)
-        problems += checks.find_structure_problems(self.table, types, declared, published)
+        # Another writer may have added columns to main.
+        schemas = [json.loads(each.schema_string) for each in self.published[:1]]
+        known = {field["name"].lower() for schema in schemas for field in schema["fields"]}
+        problems += checks.find_structure_problems(self.table, types, declared, published, known)
         return Finding.of({"columns": len(types), "problems": problems}, "; ".join(problems))
 
     def _check_rows_parsed(self) -> Finding:

@@ -3,7 +3,7 @@
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cache, wraps
@@ -146,9 +146,15 @@ def _describe_drift(contract: SetContract, table: Table) -> str:
 Types = Mapping[str, str]
 
 
-def find_structure_problems(table: Table, staged: Types, declared: Types, main: Types | None) -> list[str]:
-    """The problems of a staged schema, one sentence each. Column names are in lower case."""
+def find_structure_problems(
+    table: Table, staged: Types, declared: Types, main: Types | None, known: Collection[str] | None = None
+) -> list[str]:
+    """The problems of a staged schema, one sentence each. Column names are in lower case.
+
+    `known` are the columns of the last publication, by default those of main.
+    """
     published = main or {}
+    known = published if known is None else known
     problems = [f"column {name} is missing" for name in declared if name not in staged]
     problems += [
         f"column {name} is {staged[name]}, the contract says {kind}"
@@ -159,7 +165,7 @@ def find_structure_problems(table: Table, staged: Types, declared: Types, main: 
     problems += [
         f"column {name} is not in the contract"
         for name in staged
-        if name not in declared and name not in published
+        if name not in declared and name not in known
     ]
     if not table.allow_schema_changes:
         problems += _compare_with_main(table, staged, declared, published)

@@ -15,16 +15,8 @@ from urllib.parse import quote
 import httpx
 from pydantic import ValidationError
 
+from lakeshare_server import errors
 from lakeshare_server.catalog.ledger import IN_CATALOGS
-from lakeshare_server.errors import (
-    BadRequest,
-    LakeshareError,
-    StoreDenied,
-    StoreMissing,
-    TableFilesMissing,
-    Unavailable,
-    Unserveable,
-)
 from lakeshare_server.nessie import ICEBERG_TABLE, NessieApi, ref_path
 from lakeshare_server.outbound import Service
 from lakeshare_server.settings import StoreSettings
@@ -111,7 +103,7 @@ class FixedMetadata(MetadataSource):
     def current(self, known: Pointer | None) -> Pointer:
         file = self._stores.head(self._location)
         if file is None:
-            raise StoreMissing(self._location)
+            raise errors.StoreMissing(self._location)
         return _pointer(file)
 
 
@@ -128,7 +120,7 @@ class MetadataFolder(MetadataSource):
         hinted, self._hinted = self._hinted, None
         file = self._find_newest(known, hinted)
         if file is None:
-            raise TableFilesMissing(str(self.root), "there is no Iceberg metadata in its folder")
+            raise errors.TableFilesMissing(str(self.root), "there is no Iceberg metadata in its folder")
         return _pointer(file)
 
     def _find_newest(self, known: Pointer | None, hinted_before: int | None) -> StoredObject | None:
@@ -153,7 +145,7 @@ class MetadataFolder(MetadataSource):
         """The content of the hint: a number, or the name of a file with or without its ending."""
         try:
             hint = self._stores.read(f"{self._folder}/{HINT}").strip()
-        except StoreMissing:
+        except errors.StoreMissing:
             return None
         text = hint.decode("ascii", "replace")
         if PLACE_IN_HINT.fullmatch(text):
@@ -200,7 +192,7 @@ class MetadataFolder(MetadataSource):
     def _head(self, location: str) -> StoredObject | None:
         try:
             return self._stores.head(location)
-        except StoreDenied:
+        except errors.StoreDenied:
             # Stores that know Iceberg (SeaweedFS's table buckets) refuse names that Iceberg does not write.
             folder, _, name = location.rpartition("/")
             after = f"{folder}/{name.partition('.')[0]}."
@@ -244,8 +236,8 @@ class MetadataFolder(MetadataSource):
     def _name(self, location: str) -> str:
         return location[len(self._stores.place(f"{self._folder}/").location) :]
 
-    def _unclear(self, what: str) -> Unserveable:
-        return Unserveable(
+    def _unclear(self, what: str) -> errors.Unserveable:
+        return errors.Unserveable(
             f"{self.root} has {what}, so its newest state is not known.",
             "Follow the table through its catalog (iceberg:CATALOG/NAMESPACE.TABLE), or one metadata file of it.",
         )
@@ -314,10 +306,10 @@ class CatalogTable(MetadataSource):
         except Exception as error:  # each catalog has its own errors
             raise self._translate(error) from error
 
-    def _translate(self, error: Exception) -> LakeshareError:
+    def _translate(self, error: Exception) -> errors.LakeshareError:
         from pyiceberg import exceptions
 
-        if isinstance(error, LakeshareError):
+        if isinstance(error, errors.LakeshareError):
             return error
         if isinstance(error, exceptions.NoSuchTableError | exceptions.NoSuchNamespaceError):
             return self._permanent("is not in its catalog")
@@ -327,20 +319,20 @@ class CatalogTable(MetadataSource):
         if isinstance(error, refusals) or _code(error) in REFUSED:
             return self._permanent(f"is refused to our credentials ({type(error).__name__} {_code(error)})")
         if isinstance(error, exceptions.NotInstalledError):
-            return BadRequest("LOCATION", f"iceberg:{self._name}", f"{error}.")
+            return errors.BadRequest("LOCATION", f"iceberg:{self._name}", f"{error}.")
         # The messages of other libraries may contain passwords.
         configure = _configure(self._name)
         # A response that is none of a catalog, as of a proxy, is no fault of the configuration.
         if isinstance(error, ValueError | TypeError) and not isinstance(error, ValidationError):
             hint = f"pyiceberg cannot use what is configured ({type(error).__name__}). {configure}"
-            return BadRequest("LOCATION", f"iceberg:{self._name}", hint)
+            return errors.BadRequest("LOCATION", f"iceberg:{self._name}", hint)
         why = f"{type(error).__name__} {_code(error)}".rstrip()
         what = f"the Iceberg catalog {self._name} cannot be asked ({why})"
-        return Unavailable(what, f"Try again. {configure}")
+        return errors.Unavailable(what, f"Try again. {configure}")
 
-    def _permanent(self, what: str) -> Unserveable:
+    def _permanent(self, what: str) -> errors.Unserveable:
         # The location is one word, which is removed for recipients.
-        return Unserveable(
+        return errors.Unserveable(
             f"iceberg:{self._name}/{'.'.join(self._identifier)} {what}.",
             "Check the table's name, and the catalog's configuration where the server runs.",
         )
@@ -355,10 +347,12 @@ def catalog_configuration(name: str) -> dict[str, Any]:
         configured = config.get_catalog_config(name)
         known = ", ".join(sorted(config.get_known_catalogs())) or "none"
     except ValueError as error:
-        raise BadRequest("LOCATION", name, f"pyiceberg's configuration cannot be used: {error}") from error
+        raise errors.BadRequest(
+            "LOCATION", name, f"pyiceberg's configuration cannot be used: {error}"
+        ) from error
     if configured is None:
         hint = f"No Iceberg catalog of this name is configured; known are: {known}. {_configure(name)}"
-        raise BadRequest("LOCATION", name, hint)
+        raise errors.BadRequest("LOCATION", name, hint)
     return cast(dict[str, Any], dict(configured))
 
 
@@ -436,11 +430,11 @@ class NessieTable(MetadataSource):
         uri = str(configured.get("uri", ""))
         if not uri.startswith(("http://", "https://")):
             hint = "Its uri in pyiceberg's configuration must be that of Nessie's API, like http://host:19120/api/v2."
-            raise BadRequest("LOCATION", self._name, hint)
+            raise errors.BadRequest("LOCATION", self._name, hint)
         token = configured.get("token")
         return NessieApi(uri, token, self._make_error, timeout_s=REQUEST_TIMEOUT_S, run=self._service.call)
 
-    def _make_error(self, status: int, _code: str, message: str) -> LakeshareError:
+    def _make_error(self, status: int, _code: str, message: str) -> errors.LakeshareError:
         if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
             return self._refusal(f"is refused to our token ({status})")
         if status == httpx.codes.NOT_FOUND:
@@ -455,15 +449,15 @@ class NessieTable(MetadataSource):
             why = f"the response is not one of Nessie's API, {type(error).__name__}"
             raise self._unreachable(why) from error
 
-    def _refusal(self, what: str) -> Unserveable:
+    def _refusal(self, what: str) -> errors.Unserveable:
         # The location is one word, which is removed for recipients.
-        return Unserveable(
+        return errors.Unserveable(
             f"nessie:{self._name}/{'.'.join(self._identifier)}@{self._branch} {what}.",
             "Check table and branch, and uri and token in the catalog's configuration where the server runs.",
         )
 
-    def _unreachable(self, why: str) -> Unavailable:
-        return Unavailable(
+    def _unreachable(self, why: str) -> errors.Unavailable:
+        return errors.Unavailable(
             f"the Nessie catalog {self._name} cannot be asked ({why})",
             "Try again; its uri must be that of the API, like http://host:19120/api/v2.",
         )
@@ -483,7 +477,7 @@ MAX_PARALLEL_READS = 16
 def normalise_followed_location(location: str, settings: StoreSettings) -> str:
     """The location in normal form; raises `BadRequest` for an unknown form or catalog. Reads only configuration."""
     if not location.strip():
-        raise BadRequest("location", location, "Give the place of a Delta or Iceberg table.")
+        raise errors.BadRequest("location", location, "Give the place of a Delta or Iceberg table.")
     if not location.startswith(IN_CATALOGS):
         is_path = not re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", location)
         return normalise_location(
@@ -491,9 +485,9 @@ def normalise_followed_location(location: str, settings: StoreSettings) -> str:
         )
     match = IN_CATALOG.fullmatch(location)
     if match is None:
-        raise BadRequest("LOCATION", location, SPELLINGS)
+        raise errors.BadRequest("LOCATION", location, SPELLINGS)
     if match["branch"] and match["kind"] != "nessie":
-        raise BadRequest("LOCATION", location, f"Only Nessie has branches. {SPELLINGS}")
+        raise errors.BadRequest("LOCATION", location, f"Only Nessie has branches. {SPELLINGS}")
     catalog_configuration(match["catalog"])
     return location
 
@@ -535,8 +529,8 @@ def _list_table_folders(location: str, stores: Stores) -> list[str]:
     root = location.rstrip("/")
     try:
         names = stores.folders(location)
-    except StoreMissing as error:
-        raise StoreMissing(location, "Give a folder that has tables in it.") from error
+    except errors.StoreMissing as error:
+        raise errors.StoreMissing(location, "Give a folder that has tables in it.") from error
     folders = [f"{root}/{name}" for name in names if not name.startswith(("_", "."))]
 
     def has_table(folder: str) -> bool:

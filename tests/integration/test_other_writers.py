@@ -184,6 +184,20 @@ def test_deleted_rows_that_another_writer_restores_are_audited(
     assert (found.observed["rows"], found.observed["failed_rows"], found.observed[ADDED]) == (5, 1, 1)
 
 
+def test_a_column_of_another_writer_is_not_published(lake: Lake, catalog: Catalog) -> None:
+    contract = a_set(flights(RULE, format="iceberg", allow_schema_changes=True))
+    publish_rows(lake, contract, flights=flight_rows(5))
+    write_by_hand(lake, contract, "ALTER TABLE {t} ADD COLUMN passport string")
+    verdicts = run(lake, catalog, contract, NEXT_DAY, flight_rows(3, NEXT_DAY, passport="'C01X00T47'"))
+    assert of(verdicts, "structure").reason == "column passport is not in the contract"
+    # A column that was published, and that the contract has no more, stays.
+    older = replace(contract.tables[0], columns=tuple(c for c in FLIGHT_COLUMNS if c.name != "delay"))
+    write_by_hand(lake, contract, "ALTER TABLE {t} DROP COLUMN passport")
+    reduced = replace(contract, tables=(older,))
+    verdicts = run(lake, catalog, reduced, NEXT_DAY, flight_rows(3, NEXT_DAY, delay="0D"))
+    assert of(verdicts, "structure").passed
+
+
 def test_a_table_that_another_writer_made_again_is_audited_whole(lake: Lake, catalog: Catalog) -> None:
     """Its version numbers are those of the table that was published."""
     contract = a_set(flights(RULE, format="delta"))
