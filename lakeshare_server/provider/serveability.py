@@ -18,10 +18,19 @@ from lakeshare_server.iceberg_rest.tables import FileAccess, IcebergTables, choo
 from lakeshare_server.protocol.requests import parse_query
 from lakeshare_server.settings import ServerSettings
 from lakeshare_server.storage import ParsedLocation, Signers, parse_location
-from lakeshare_server.tables import serveability
 from lakeshare_server.tables.index import FileIndex, IndexHeader, TableFolder
 from lakeshare_server.tables.predicates import Predicate, Unknown, conjuncts
 from lakeshare_server.tables.pruning import explain, explained_files
+from lakeshare_server.tables.serveability import (
+    CLIENTS,
+    ICEBERG_REST_ID,
+    Refusal,
+    Verdict,
+    is_read_by_iceberg_clients,
+    judge_serveability,
+    refuse_all_clients,
+    refuse_sharing_clients,
+)
 from lakeshare_server.versions import Version, Versions
 
 PREDICATE_FIELDS = ("predicateHints", "jsonPredicateHints")
@@ -36,15 +45,15 @@ class ServedTable:
     """
 
     version: Version
-    verdicts: Mapping[str, serveability.Verdict]
+    verdicts: Mapping[str, Verdict]
     place: ParsedLocation
     storage: FileAccess | None
     no_credentials: str | None
     header: IndexHeader | None
 
     @property
-    def iceberg(self) -> serveability.Verdict:
-        return self.verdicts[serveability.ICEBERG_REST_ID]
+    def iceberg(self) -> Verdict:
+        return self.verdicts[ICEBERG_REST_ID]
 
     @property
     def clients(self) -> list[str]:
@@ -64,35 +73,31 @@ class TableServeability:
         try:
             header = view.index(version).header
         except Unserveable as error:
-            is_for_iceberg = serveability.is_read_by_iceberg_clients(error)
-            verdicts = (
-                serveability.refuse_sharing_clients(error)
-                if is_for_iceberg
-                else serveability.refuse_all_clients(error)
-            )
+            is_for_iceberg = is_read_by_iceberg_clients(error)
+            verdicts = refuse_sharing_clients(error) if is_for_iceberg else refuse_all_clients(error)
         else:
             verdicts = self._judge_state(view, header)
         by_id = {verdict.id: verdict for verdict in verdicts}
         folder: TableFolder | None = header
         storage: FileAccess | None = None
-        if by_id[serveability.ICEBERG_REST_ID].served_as is not None:
+        if by_id[ICEBERG_REST_ID].served_as is not None:
             try:
                 folder = self._iceberg.folder(view)
                 storage = self._choose_access(view, folder)
             except (Unserveable, StoreError) as error:
-                by_id[serveability.ICEBERG_REST_ID] = _refuse(by_id[serveability.ICEBERG_REST_ID], error)
+                by_id[ICEBERG_REST_ID] = _refuse(by_id[ICEBERG_REST_ID], error)
         location = view.versions.location() if folder is None else folder.location
         place = parse_location(location, self._settings.azure_account)
         no_credentials = None if folder is None else directory_refusal(view.entry, folder, self._signers)
         return ServedTable(version, by_id, place, storage, no_credentials, header)
 
-    def _judge_state(self, view: TableView, header: IndexHeader) -> list[serveability.Verdict]:
+    def _judge_state(self, view: TableView, header: IndexHeader) -> list[Verdict]:
         """The verdicts on the state; Delta Sharing serves no files outside the allowed locations."""
-        verdicts = serveability.judge_serveability(header.table_format, header.head)
+        verdicts = judge_serveability(header.table_format, header.head)
         try:
             require_own_stores(view.entry.path, header.location, header.roots, self._settings)
         except Unserveable as error:
-            sharing = {client.id for client in serveability.CLIENTS}
+            sharing = {client.id for client in CLIENTS}
             return [_refuse(verdict, error) if verdict.id in sharing else verdict for verdict in verdicts]
         return verdicts
 
@@ -124,13 +129,9 @@ def make_unshared_entry(lake_table: str) -> SharedTable:
     return SharedTable(schema, name, lake_table, share="not shared")
 
 
-def _refuse(verdict: serveability.Verdict, why: LakeshareError) -> serveability.Verdict:
+def _refuse(verdict: Verdict, why: LakeshareError) -> Verdict:
     """The verdict with one more reason, after the reasons that requests are refused with."""
-    refusal = (
-        serveability.Refusal(why.reason, why.fix, why.code)
-        if isinstance(why, Unserveable)
-        else serveability.Refusal(str(why))
-    )
+    refusal = Refusal(why.reason, why.fix, why.code) if isinstance(why, Unserveable) else Refusal(str(why))
     return replace(verdict, served_as=None, features=(), refused_for=(*verdict.refused_for, refusal))
 
 

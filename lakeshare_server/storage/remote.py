@@ -315,9 +315,8 @@ class RemoteStore:
             batch = keys[start : start + LIST_PAGE]
             try:
                 self._call(folder, partial(obstore.delete, self._store, batch), "delete")
-            except (
-                errors.StoreMissing
-            ):  # another process deletes here, too, and the rest of the batch is left
+            except errors.StoreMissing:
+                # Another process deletes here, too, and the rest of the batch is left.
                 for key in batch:
                     self.delete(replace(folder, key=key))
         marks = [f"{entry['path']}/" for entry in found if not entry["size"]]
