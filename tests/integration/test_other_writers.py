@@ -13,10 +13,11 @@ from lakeshare_pipelines.errors import Conflict
 from lakeshare_pipelines.nessie.client import Merge, Nessie
 from lakeshare_pipelines.share.publication import publish
 from lakeshare_pipelines.wap.audit import TableAudit, audit
-from lakeshare_pipelines.wap.delta import table_location
+from lakeshare_pipelines.wap.delta import table_location, write_commit
 from lakeshare_pipelines.wap.iceberg import get_state
 from lakeshare_pipelines.wap.staged import Lake, Verdict, Verdicts
 from lakeshare_server.catalog import Catalog, Ledger
+from lakeshare_server.tables.delta.log import list_log, replay
 from tests.builders.audits import (
     DAY,
     FLIGHT_COLUMNS,
@@ -182,6 +183,29 @@ def test_deleted_rows_that_another_writer_restores_are_audited(
     write_by_hand(lake, contract, restore)
     found = rule(run(lake, catalog, contract, NEXT_DAY, flight_rows(4, NEXT_DAY)))
     assert (found.observed["rows"], found.observed["failed_rows"], found.observed[ADDED]) == (5, 1, 1)
+
+
+def test_files_whose_names_a_log_encodes_are_not_missed(
+    lake: Lake, catalog: Catalog, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Their rows are not found by the names in the log: all rows are audited."""
+    contract = a_set(flights(RULE, format="delta"))
+    publish_rows(lake, contract, flights=flight_rows(5))
+    location = table_location(lake.settings, contract.tables[0])
+    write_by_hand(lake, contract, f"INSERT INTO {{t}} {flight_rows(1, id='100L', carrier='null')}")
+    before, after = (replay(lake.stores, list_log(lake.stores, location), version).adds for version in (0, 1))
+    [path] = set(after.column("path").to_pylist()) - set(before.column("path").to_pylist())
+    folder = path.rpartition("/")[0]
+    file = Path(shutil.copy(f"{location}/{path}", f"{location}/{folder}/a b.parquet"))
+    named = {"path": f"{folder}/a%20b.parquet", "partitionValues": {"day": DAY}, "size": file.stat().st_size}
+    actions = [
+        {"remove": {"path": path, "deletionTimestamp": 1, "dataChange": True}},
+        {"add": {**named, "modificationTime": 1, "dataChange": True}},
+    ]
+    assert write_commit(lake.stores, location, 2, actions, {"operation": "WRITE"})
+    found = rule(run(lake, catalog, contract, NEXT_DAY, flight_rows(3, NEXT_DAY)))
+    assert (found.observed["rows"], found.observed["failed_rows"], found.observed[ADDED]) == (9, 1, 6)
+    assert "the comparison with its last publication is" in caplog.text
 
 
 def test_a_column_of_another_writer_is_not_published(lake: Lake, catalog: Catalog) -> None:
