@@ -17,7 +17,16 @@ from urllib.parse import unquote, urlsplit
 import httpx
 from obstore.store import S3Store
 
-from lakeshare_server import errors
+from lakeshare_server.errors import (
+    ODD_ANSWER,
+    Denied,
+    LakeshareError,
+    StoreDenied,
+    StoreMissing,
+    Unavailable,
+    Unserveable,
+    shorten_value,
+)
 from lakeshare_server.locations import ParsedLocation
 from lakeshare_server.outbound import Service, Services
 from lakeshare_server.settings import StoreSettings
@@ -44,7 +53,7 @@ PATTERNS = "*?$"
 THROTTLED = {"SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "TooManyRequests"}
 
 
-class NoKeys(errors.Unavailable):
+class NoKeys(Unavailable):
     """The chain has no keys, or cannot refresh them; `detail` is its own text, which may hold secrets."""
 
     def __init__(self, why: str, detail: str = "") -> None:
@@ -82,7 +91,7 @@ def _service_models() -> Any:
     return create_loader()
 
 
-class S3Refused(errors.LakeshareError):
+class S3Refused(LakeshareError):
     """A response of S3 or of a service beside it that is an error (S3 API reference, "Error responses").
 
     `code` is `403` or `404` for a response to HEAD, which has no body; `operation` is the name in the API.
@@ -93,7 +102,7 @@ class S3Refused(errors.LakeshareError):
         self.operation, self.code, self.message, self.status = operation, code, message, status
 
 
-class S3Unreachable(errors.LakeshareError):
+class S3Unreachable(LakeshareError):
     """A request that boto3 could not send, or that had no whole response; `kind` is the error's name in botocore."""
 
     def __init__(self, text: str, kind: str, *, is_cut_off: bool) -> None:
@@ -172,7 +181,7 @@ class KeyChain:
                 if found is None:
                     return None
                 keys, ends = found
-            except errors.Unavailable:
+            except Unavailable:
                 # Keys are refreshed minutes before they end: the old ones are valid until then.
                 ends = _end_of(credentials)
                 keys = getattr(credentials, "_frozen_credentials", None)
@@ -249,9 +258,7 @@ class S3Access:
                 for key in keys:
                     client.delete_object(Bucket=bucket.name, Key=key)
         except (S3Refused, S3Unreachable) as error:
-            raise errors.Unavailable(
-                f"{bucket.url}/{keys[-1]} is not deleted: {error}", remote.LATER
-            ) from None
+            raise Unavailable(f"{bucket.url}/{keys[-1]} is not deleted: {error}", remote.LATER) from None
 
     def stored_sha256(self, place: ParsedLocation) -> str | None:
         """Returns the SHA-256 of an object if its writer had the store keep it (full object), in hexadecimal."""
@@ -261,11 +268,11 @@ class S3Access:
                 found = self._shared_client(bucket).head_object(
                     Bucket=bucket.name, Key=place.key, ChecksumMode="ENABLED"
                 )
-        except (S3Refused, S3Unreachable, *errors.ODD_ANSWER) as error:
+        except (S3Refused, S3Unreachable, *ODD_ANSWER) as error:
             status = getattr(error, "status", None)
             if status in (403, 404):
-                raise (errors.StoreMissing if status == 404 else errors.StoreDenied)(place.location) from None
-            raise errors.Unavailable(f"{place.location} cannot be described: {error}", remote.LATER) from None
+                raise (StoreMissing if status == 404 else StoreDenied)(place.location) from None
+            raise Unavailable(f"{place.location} cannot be described: {error}", remote.LATER) from None
         checksum = found.get("ChecksumSHA256")
         # That of an object in parts is of the digests of its parts.
         is_whole = found.get("ChecksumType", "FULL_OBJECT") == "FULL_OBJECT" and "-" not in (checksum or "")
@@ -369,9 +376,9 @@ class S3Access:
             ends_ms = int(issued["Expiration"].timestamp() * 1000)
         except S3Refused as refusal:
             raise _translate_refusal(refusal) from None
-        except (S3Unreachable, *errors.ODD_ANSWER) as error:
+        except (S3Unreachable, *ODD_ANSWER) as error:
             what = f"STS does not answer ({getattr(error, 'kind', type(error).__name__)})"
-            raise errors.Unavailable(what, "Try again later, or set LAKESHARE_S3_STS_ENDPOINT.") from None
+            raise Unavailable(what, "Try again later, or set LAKESHARE_S3_STS_ENDPOINT.") from None
         return remote.TemporaryCredentials(
             place.location, KIND, fields, ends_ms, iceberg_config(fields, ends_ms)
         )
@@ -422,9 +429,9 @@ def read_bucket_region(endpoint: str, bucket: str) -> str | None:
     return region
 
 
-def _no_region(bucket: str, why: str) -> errors.Unavailable:
+def _no_region(bucket: str, why: str) -> Unavailable:
     what = f"AWS does not return the region of the bucket {bucket} ({why})"
-    return errors.Unavailable(what, "Try again later, or set LAKESHARE_S3_REGION.")
+    return Unavailable(what, "Try again later, or set LAKESHARE_S3_REGION.")
 
 
 METHODS = ("GET", "HEAD")
@@ -449,19 +456,17 @@ def read_key(bucket: sigv4.Bucket, method: str, uri: str) -> str:
     """Returns the key that a request reads from a bucket."""
     address, _, query = uri.partition("?")
     if method not in METHODS or query not in CALLS:
-        reason = (
-            f"Only plain reads of a table's files are signed, this is none: {errors.shorten_value(method)}."
-        )
-        raise errors.Denied(reason)
+        reason = f"Only plain reads of a table's files are signed, this is none: {shorten_value(method)}."
+        raise Denied(reason)
     before = f"{bucket.url}/"
     if not address.startswith(before):
-        raise errors.Denied(
+        raise Denied(
             f"Requests are signed for {before}… only. Take endpoint and addressing from the table's config."
         )
     try:
         return unquote(address.removeprefix(before), errors="strict")
     except UnicodeDecodeError:
-        raise errors.Denied("The key in the URL is not UTF-8; no file of a table has such a name.") from None
+        raise Denied("The key in the URL is not UTF-8; no file of a table has such a name.") from None
 
 
 def signed_request(
@@ -511,10 +516,10 @@ def session_policy(bucket: str, key: str, region: str, on_aws: bool) -> str:
     return json.dumps(policy, separators=(",", ":"), ensure_ascii=False)
 
 
-def _translate_refusal(refusal: S3Refused) -> errors.LakeshareError:
+def _translate_refusal(refusal: S3Refused) -> LakeshareError:
     if refusal.status >= 500 or refusal.code in THROTTLED:
-        return errors.Unavailable(f"STS does not answer as it should ({refusal.code})", "Try again later.")
-    return errors.Unserveable(
+        return Unavailable(f"STS does not answer as it should ({refusal.code})", "Try again later.")
+    return Unserveable(
         f"STS issues no credentials ({refusal.code}).",
         "Let the server's identity assume the role of LAKESHARE_S3_ROLE_ARN, or call sts:GetFederationToken.",
     )
