@@ -268,7 +268,7 @@ class DeltaStaging:
         listing = list_for_latest(self.lake.stores, root)
         if listing.latest != version:
             listing = list_log(self.lake.stores, root)
-        # A version number says nothing of a table that another writer put in the place of this one.
+        # A table that another writer put in the place of this one may have the same version numbers.
         _, metadata = head_actions(self.lake.stores, listing, version)
         return [each for each in published if each.table_id == metadata["id"]]
 
