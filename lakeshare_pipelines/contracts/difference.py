@@ -265,7 +265,8 @@ def _compare_tables(old: Table, new: Table) -> Iterator[Change]:
         reason = "readers that join or merge by the key fail, and deliveries are checked by another one"
         yield Change(name, f"primary key {keys[0]} → {keys[1]}", "breaking", reason, needs_new_table=True)
     if old.partition_by != new.partition_by:
-        by = [_format_partitioning(table) for table in (old, new)]
+        columns = [[f"{how}({name})" for name, how in table.partition_by] for table in (old, new)]
+        by = [", ".join(names) or "nothing" for names in columns]
         reason = "files are laid out in another way, and rules of grants are decided by partitions"
         yield Change(name, f"partitioned by {by[0]} → {by[1]}", "breaking", reason, needs_new_table=True)
     yield from _compare_rules(old, new)
@@ -275,10 +276,6 @@ def _compare_tables(old: Table, new: Table) -> Iterator[Change]:
     for field in ("description", "maintenance", "allow_schema_changes"):
         if getattr(old, field) != getattr(new, field):
             yield _describe_patch(name, field)
-
-
-def _format_partitioning(table: Table) -> str:
-    return ", ".join(f"{transform}({column})" for column, transform in table.partition_by) or "nothing"
 
 
 def _compare_origins(old: Table, new: Table) -> Iterator[Change]:
@@ -493,6 +490,9 @@ def _compare_limits(old: Table, new: Table) -> Iterator[Change]:
     if before != after:
         what = f"at most {before:.2%} → {after:.2%} of rows in quarantine"
         yield _describe_bound(old.name, what, SENDERS, LOOSER, is_stricter=after < before)
+    if old.allow_empty != new.allow_empty:
+        what = f"a partition may have no rows{'' if new.allow_empty else ' no longer'}"
+        yield _describe_bound(old.name, what, SENDERS, LOOSER, is_stricter=old.allow_empty)
     if old.drift != new.drift:
         limits = [field.name for field in fields(old.drift) if field.name != "severity"]
         values = [(getattr(old.drift, name), getattr(new.drift, name)) for name in limits]

@@ -459,6 +459,8 @@ class Table:
     """The location that the contract's server names; that of the settings by default."""
     description: Text = ""
     allow_schema_changes: Custom[bool] = False
+    allow_empty: Custom[bool] = False
+    """Whether a partition of a run may have no rows."""
     max_quarantined_fraction: Custom[Annotated[float, Field(ge=0, le=1)]] = 0.0
     write: Custom[Annotated[Write, wrap("mode", str, Write | WriteMode)]] = Write()
     drift: Custom[Drift] = Drift()
@@ -805,7 +807,9 @@ def _describe_table(table: Table) -> Iterator[str]:
         is_rewritten = promise.rewrite and table.format == "iceberg"
         rewritten = ", rewritten for them where needed" if is_rewritten else ""
         yield f"  can be read by {', '.join(promise.clients)}{rewritten} ({promise.severity})"
-    yield f"  at most {table.max_quarantined_fraction:.1%} of rows in quarantine{_describe_drift(table.drift)}"
+    empty = "; a partition may have no rows" if table.allow_empty else ""
+    quarantined = f"at most {table.max_quarantined_fraction:.1%} of rows in quarantine"
+    yield f"  {quarantined}{empty}{_describe_drift(table.drift)}"
 
 
 def _describe_rules(table: Table) -> Iterator[str]:

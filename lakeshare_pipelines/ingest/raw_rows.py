@@ -183,7 +183,7 @@ def _read_json(spark: "SparkSession", group: Sequence[ReadableFile], names: Sequ
         lines, number = _lines(spark, files, has_header=False)
     unit = "record" if is_document else "line"
     keys = lines.select(F.explode(F.json_object_keys("value"))).distinct().collect()
-    present = {row[0] for row in keys}
+    present = {row[0] for row in keys} if number else set(names)
     fields = ", ".join(f"_{i} string" for i in range(len(names)))
     columns = ", ".join(f"{_quoted(name)}: {kinds.get(name, 'string')}" for name in names)
     # Parsed as an array, because text after the closing brace would be ignored otherwise.

@@ -127,7 +127,7 @@ def _decode_whole_file(file: LandingFile, limits: ReadingLimits) -> str:
         decoder.decode(b"", final=True)
     except UnicodeDecodeError as error:
         raise _not_utf8(file, b"", line, "a character that is cut off at the end") from error
-    if not head.strip(BOM + " \r\n"):
+    if not head.strip(BOM + " \r\n") and not (file.format == "jsonl" and file.table.allow_empty):
         raise _error(file, "holds nothing", "Deliver the file again; a table without rows has a header")
     return head
 

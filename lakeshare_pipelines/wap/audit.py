@@ -254,15 +254,15 @@ class TableAudit:
 
     def _check_drift(self, rows: "DataFrame") -> Finding:
         if self.is_by_partition:
-            # A view may have no rows for a day, which counts as 0; for a table, `not_empty` reports it.
-            empty = dict.fromkeys(self.staged.partitions, 0) if self.table.view is not None else {}
+            # A day without rows counts as 0; where none is allowed, `not_empty` reports it.
+            may_be_empty = self.table.view is not None or self.table.allow_empty
+            empty = dict.fromkeys(self.staged.partitions, 0) if may_be_empty else {}
             of_run = {**empty, **self._count_by_partition(rows)}
             if not self.contract.partitioning.is_time:
                 # Other names are no earlier states of a partition.
+                known = self._main
                 main = (
-                    {}
-                    if self._main is None
-                    else checks.count_rows_by_partition(self._main, self.contract, self.table)
+                    {} if known is None else checks.count_rows_by_partition(known, self.contract, self.table)
                 )
                 return checks.check_drift(self.table.drift, of_run, {name: main.get(name) for name in of_run})
             of_all = checks.count_rows_by_partition(self._after, self.contract, self.table)

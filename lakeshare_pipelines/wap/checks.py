@@ -96,9 +96,9 @@ def _table_checks(contract: SetContract, table: Table) -> Iterator[CheckSpec]:
         order = f" and {table.write.sequence}" if table.write.sequence else ""
         keys = f"The delivered rows have a key{order}, and no two different rows have the same."
         yield CheckSpec(table.name, MERGE_KEYS, "error", keys)
-    if table.view is None:
+    if table.view is None and not table.allow_empty:
         yield CheckSpec(table.name, NOT_EMPTY, "error", "Every partition of the run has rows.")
-    else:
+    if table.view is not None:
         rows = f"Its rows are those that its definition selects of {table.view.of}, no more and no fewer."
         yield CheckSpec(table.name, SELECTION, "error", rows)
     if contract.is_by_partition(table):

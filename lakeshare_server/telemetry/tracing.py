@@ -98,16 +98,12 @@ def _ensure_exporting() -> None:
     except ImportError:
         _log.warning("no traces are sent: pip install 'lakeshare[otel]'")
         return
-    provider = TracerProvider(resource=Resource.create({} if _is_named() else {"service.name": SERVICE}))
+    # Resource.create prefers what it is given to the environment.
+    attributes = os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
+    is_named = "OTEL_SERVICE_NAME" in os.environ or "service.name=" in attributes
+    provider = TracerProvider(resource=Resource.create({} if is_named else {"service.name": SERVICE}))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     trace.set_tracer_provider(provider)
-
-
-def _is_named() -> bool:
-    # Resource.create prefers what it is given to the environment.
-    return "OTEL_SERVICE_NAME" in os.environ or "service.name=" in os.environ.get(
-        "OTEL_RESOURCE_ATTRIBUTES", ""
-    )
 
 
 def _named(attributes: dict[str, Attribute]) -> dict[str, str | int | float | bool]:

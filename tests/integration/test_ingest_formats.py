@@ -182,6 +182,29 @@ def test_a_header_alone_is_a_table_without_rows(lake: Lake, tmp_path: Path) -> N
     assert (values_of(table), table.problems, table.rejected) == ([], (), None)
 
 
+def test_where_tables_may_be_empty_files_of_every_format_but_xml_may_have_no_rows(
+    lake: Lake, tmp_path: Path
+) -> None:
+    contract = a_readings_contract(tmp_path, extras=[{"property": "allowEmpty", "value": True}])
+    nothing: dict[str, list[object]] = {name: [] for name in COLUMNS}
+    types = {"id": pa.int32(), "price": pa.decimal128(9, 2), "seen": pa.timestamp("us"), "born": pa.date32()}
+    types |= {"big": pa.int64(), "ratio": pa.float64(), "is_open": pa.bool_()}
+    types |= {"name": pa.string(), "seal": pa.binary()}
+    files = {
+        "parquet": parquet_bytes(nothing, **types | {"seen": pa.timestamp("us", "UTC")}),
+        "orc": orc_bytes(nothing, **types),
+        "avro": avro_bytes([]),
+        "csv": ",".join(COLUMNS) + "\n",
+        "jsonl": "\n",
+    }
+    named = {f"readings-{number}__{kind}": each for number, (kind, each) in enumerate(files.items())}
+    table = read(lake, tmp_path, contract, **named)
+    assert (values_of(table), table.problems, table.rejected) == ([], (), None)
+    documents = a_readings_contract(tmp_path, reading={"multiline": True})
+    table = read(lake, tmp_path / "documents", documents, readings__json="[]")
+    assert (values_of(table), table.problems, table.rejected) == ([], (), None)
+
+
 def test_a_landing_folder_may_have_any_name(lake: Lake, tmp_path: Path) -> None:
     contract = a_readings_contract(tmp_path)
     table = read(

@@ -2,8 +2,8 @@
 
 import json
 import random
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from lakeshare_pipelines.contracts import SetContract
+from lakeshare_pipelines.contracts import SetContract, load_contract
 from lakeshare_pipelines.errors import ContractError
 from lakeshare_pipelines.share import changes as recording
 from lakeshare_pipelines.share import publication
@@ -40,6 +40,7 @@ from tests.builders.recipients import Recipients
 from tests.builders.sets import green
 from tests.builders.sharing import Provider, a_server
 from tests.builders.write_modes import (
+    COLUMNS,
     MODES,
     Change,
     Model,
@@ -213,24 +214,27 @@ def removed_files_have_the_values_of_their_partition(walk: Walk) -> None:
             assert [each["partitionValues"].keys() for each in removed] == [columns] * len(removed)
 
 
+@contextmanager
+def shared(
+    lake: Lake, catalog: Catalog, namespace: str, modes: Iterable[str]
+) -> Iterator[Callable[[str], str]]:
+    """The address of the table of each mode for a recipient, while a server shares them with their history."""
+    settings = ServerSettings(
+        _env_file=None, state_dir=lake.settings.state_dir, database_url=lake.settings.catalog_url, port=0
+    )
+    share = f"{namespace}_changes"
+    tables = (SharedTable("shop", f"{mode}_rows", f"{namespace}.{mode}_rows", history=True) for mode in modes)
+    apply_shares(catalog, [DeclaredShare(share, tuple(tables))])
+    _, token = Recipients(catalog).add(f"{namespace}-reader", (share,))
+    with a_server(Provider(settings, catalog)) as server:
+        yield lambda mode: f"{server.profile(token)}#{share}.shop.{mode}_rows"
+
+
 def recipients_read_the_changes(walk: Walk) -> None:
     """The official client reads inserts, updates with both images, and deletes; no row that stays."""
-    settings = ServerSettings(
-        _env_file=None,
-        state_dir=walk.lake.settings.state_dir,
-        database_url=walk.lake.settings.catalog_url,
-        port=0,
-    )
-    share, namespace = f"{walk.contract.name}_changes", walk.contract.name
-    shared = (
-        SharedTable("shop", f"{mode}_rows", f"{namespace}.{mode}_rows", history=True) for mode in walk.modes
-    )
-    apply_shares(walk.catalog, [DeclaredShare(share, tuple(shared))])
-    _, token = Recipients(walk.catalog).add(f"{namespace}-reader", (share,))
-    with a_server(Provider(settings, walk.catalog)) as server:
+    with shared(walk.lake, walk.catalog, walk.contract.name, walk.modes) as locate:
         for mode in set(walk.modes) - {"replace"}:
-            url = f"{server.profile(token)}#{share}.shop.{mode}_rows"
-            feed = delta_sharing.load_table_changes_as_pandas(url, starting_version=0)
+            feed = delta_sharing.load_table_changes_as_pandas(locate(mode), starting_version=0)
             before: list[Row] = []
             for version, state in enumerate(states[mode] for states in walk.states):
                 found = feed[feed["_commit_version"] == version].drop(
@@ -497,6 +501,59 @@ def test_a_merge_without_a_sequence_needs_one_row_for_each_key(lake: Lake, tmp_p
     [problem] = find_key_problems(table, rows.union(rows))
     assert problem.startswith("1 values of id have several rows: name a sequence that orders them")
     assert problem.endswith("(such as id=1)")
+
+
+DAILY = """\
+  - name: daily_rows
+    physicalName: {name}.daily_rows
+    customProperties:
+      - {{property: source, value: daily_rows}}
+      - {{property: drift, value: {{maxShrinkFraction: 0.5}}}}
+    properties:
+{columns}  - name: totals
+    physicalName: {name}.totals
+    customProperties:
+      - {{property: derive, value: "SELECT at, count(*) AS number FROM {{daily_rows}} GROUP BY at"}}
+    properties:
+      - {{name: at, logicalType: date, partitioned: true}}
+      - {{name: number, logicalType: integer}}
+"""
+BY_DAY = COLUMNS.replace("required: true", "required: true, partitioned: true") % ("", "")
+
+
+@pytest.mark.parametrize("table_format", ["iceberg", "delta"])
+def test_a_day_without_rows_is_published_where_the_contract_allows_it(
+    lake: Lake, catalog: Catalog, tmp_path: Path, table_format: str
+) -> None:
+    name = f"quiet_{table_format}"
+    daily = DAILY.format(name=name, columns=BY_DAY)
+    refusing = a_set_of_modes(tmp_path / "contracts", name, table_format, MODES, daily)
+    text = refusing.path.read_text()
+    allowing = text.replace(
+        "customProperties:\n      -",
+        "customProperties:\n      - {property: allowEmpty, value: true}\n      -",
+    )
+    (tmp_path / "allowing.yaml").write_text(allowing)
+    contract = load_contract(tmp_path / "allowing.yaml")
+    quiet = ComputedSet(lake, catalog, contract)
+    quiet.publish(quiet.stage(ONE, Change(1, "a", 1.0, ONE)))
+    before = {table.short_name: quiet.rows(table.short_name) for table in contract.tables}
+    staged = quiet.stage(OTHER)
+    red = {verdict.table for verdict in audit(lake, refusing, staged).verdicts if verdict.blocks}
+    verdicts = audit(lake, contract, staged)
+    publish(lake, catalog, contract, staged, verdicts)
+    after = {table.short_name: quiet.rows(table.short_name) for table in contract.tables}
+    assert red == {table.name for table in contract.tables}
+    [drift] = [verdict for verdict in verdicts.verdicts if verdict.check == "drift"]
+    assert "0 rows where 1 are usual (-100%)" in drift.reason
+    assert after == before | {"replace_rows": []}
+    for table in contract.tables:
+        latest = Ledger(catalog).latest(table.name)
+        assert latest is not None
+        assert latest.version == 1
+    with shared(lake, catalog, name, ("replace", "append")) as locate:
+        assert delta_sharing.load_as_pandas(locate("replace")).empty
+        assert rows_of(delta_sharing.load_as_pandas(locate("append"))) == before["append_rows"]
 
 
 @pytest.mark.parametrize("condition", ["op === 'D'", "amount", "ops = 'D'"])

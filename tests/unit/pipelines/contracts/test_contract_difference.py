@@ -47,6 +47,7 @@ TRANSFORM = "      - {property: transform, value: 'lake.totals:count'}\n"
 INPUTS = "      - {property: inputs, value: [reference.regions]}\n"
 
 TABLE_PROPERTY = "      - {property: maxQ"
+EMPTY = "      - {property: allowEmpty, value: true}\n"
 DRIFT = "      - {property: drift, value: {maxShrinkFraction: 0.5}}\n"
 WORDS = "    description: One row per order."
 
@@ -186,6 +187,11 @@ CHANGES: dict[str, tuple[tuple[str, str], str, str]] = {
         "minor",
         "the limits of drift changed",
     ),
+    "partitions without rows are allowed": (
+        (TABLE_PROPERTY, f"{EMPTY}{TABLE_PROPERTY}"),
+        "minor",
+        "shop.orders: a partition may have no rows",
+    ),
     "nothing but a comment": (("schema:", "# the tables\nschema:"), "", ""),
 }  # fmt: skip
 
@@ -226,6 +232,13 @@ def test_each_change_has_its_class(
 def undated(text: str) -> str:
     text = text.replace('  - {property: firstPartition, value: "2024-01-01"}\n', "")
     return text.replace("value: daily", "value: none")
+
+
+def test_partitions_without_rows_that_were_allowed_are_missed(
+    compare: Callable[[str, str], tuple[Change, ...]],
+) -> None:
+    [change] = compare(TEXT.replace(TABLE_PROPERTY, f"{EMPTY}{TABLE_PROPERTY}"), TEXT)
+    assert (change.what, change.level) == ("a partition may have no rows no longer", "breaking")
 
 
 def test_arguments_and_severities_of_a_rule_are_looser_or_stricter(

@@ -174,6 +174,7 @@ WRONG_PROPERTIES: tuple[tuple[str, str, Any], ...] = (
     ("schema.0", "view", {"of": "totals", "columns": ["day"], "perRecipient": {"column": "id", "values": "x"}}),
     ("schema.0", "location", 5),
     ("schema.0", "location", "s3://lake/orders"),
+    ("schema.0", "allowEmpty", "yes"),
     ("schema.0", "allowSchemaChanges", "yes"),
     ("schema.0", "maxQuarantinedFraction", 1.5),
     ("schema.0", "drift", 0.5),

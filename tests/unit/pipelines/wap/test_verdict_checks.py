@@ -56,6 +56,10 @@ def test_every_rule_and_reference_is_a_check_beside_ours():
     ]
 
 
+def test_a_table_that_may_be_empty_has_no_check_of_it():
+    assert "not_empty" not in [name for _, name, _ in names(a_set(flights(allow_empty=True)))]
+
+
 def test_a_set_without_partitions_has_no_check_of_them():
     assert "within_partitions" not in [name for _, name, _ in names(a_set(flights(), partitioning="none"))]
 
