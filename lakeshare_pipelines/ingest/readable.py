@@ -236,7 +236,7 @@ def _check_avro(summary: avro.ContainerSummary) -> TypedFile:
         reason = f"has the type {recursive!r} within itself, which no table can have"
         raise Refused(reason, "Deliver it with types of a fixed depth")
     kind = schema["type"] if isinstance(schema, dict) else schema
-    if isinstance(kind, str) and kind not in ("record", "error"):
+    if isinstance(kind, str | list) and kind not in ("record", "error"):  # Spark reads no union (a list)
         raise Refused("has values that are no records", "Deliver records with named fields")
     return TypedFile(None, summary.schema, summary.rows, summary.unpacked_bytes)
 

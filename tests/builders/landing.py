@@ -171,6 +171,10 @@ AVRO_NUMBERS = _avro_file({"type": "array", "items": "int"}, [[1], [2]], "null")
 """An Avro file whose values are no records."""
 
 
+AVRO_OR_NULL = _avro_file(["null", {"type": "record", "name": "r", "fields": []}], [{}, None], "null")
+"""An Avro file whose values are records, or null."""
+
+
 def xml_text(rows: Sequence[Mapping[str, object]]) -> str:
     """Rows as XML, each an element `row`; None is left out."""
     lines = ['<?xml version="1.0" encoding="UTF-8"?>', "<rows>"]

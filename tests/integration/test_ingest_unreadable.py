@@ -21,6 +21,7 @@ from lakeshare_pipelines.spark.session import translate_errors
 from lakeshare_pipelines.wap.staged import Lake
 from tests.builders.landing import (
     AVRO_NUMBERS,
+    AVRO_OR_NULL,
     a_readings_contract,
     avro_bytes,
     landed,
@@ -72,6 +73,7 @@ UNREADABLE: dict[str, tuple[str, bytes, str, str]] = {
     "Avro of a type within itself": (
         "readings-2.avro", avro_bytes([{"id": {"id": None}}], {"id": "row"}), "the type 'row' within itself", "types"),
     "Avro without records": ("readings-2.avro", AVRO_NUMBERS, "has values that are no records", "Deliver records"),
+    "Avro of a union": ("readings-2.avro", AVRO_OR_NULL, "has values that are no records", "Deliver records"),
     "cut bzip2": ("readings-2.csv.bz2", bz2.compress(GOOD.encode())[:-5], "bzip2 data ends too early", "Transfer"),
     "no zstandard": ("readings-2.csv.zst", GOOD.encode(), "is no sound zstandard file", "Transfer the file again"),
     "cut deflate": ("readings-2.csv.deflate", zlib.compress(GOOD.encode())[:-5], "ends too early", "Transfer"),
