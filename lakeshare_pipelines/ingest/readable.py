@@ -30,7 +30,7 @@ BOM = "\ufeff"
 TRANSFER = "Transfer the file again"
 SHOWN_ELEMENTS = 5
 # Logical and converted types of Parquet; Spark refuses a file that has one.
-NOT_IN_SPARK = {"TIME", "UUID", "INTERVAL", "FLOAT16"}
+NOT_IN_SPARK = {"TIME", "UUID", "INTERVAL", "FLOAT16", "GEOMETRY", "GEOGRAPHY"}
 GUESS_PIECES, MAX_GUESS_DEPTH = 4, 10
 
 
@@ -205,14 +205,13 @@ def _check_parquet(footer: "pq.FileMetaData") -> TypedFile:
     if sum(group.num_rows for group in groups) != footer.num_rows:
         # Spark reads as many rows as the groups have.
         raise Refused("is no sound Parquet file: its row groups have other numbers of rows", TRANSFER)
-    unread = [
-        f"{each.path} ({kind})"
-        for each in map(footer.schema.column, range(footer.num_columns))
-        for kind in sorted(NOT_IN_SPARK & {each.logical_type.type, each.converted_type})
-    ]
+    unread = []
+    for each in map(footer.schema.column, range(footer.num_columns)):
+        kinds = {json.loads(each.logical_type.to_json())["Type"].upper(), each.converted_type}
+        unread += [f"{each.path} ({kind})" for kind in sorted(NOT_IN_SPARK & kinds)]
     if unread:
-        shown = ", ".join(unread[:SHOWN_ELEMENTS])
-        raise Refused(f"has columns that Spark cannot read: {shown}", "Write them as texts")
+        shown, fix = ", ".join(unread[:SHOWN_ELEMENTS]), "Write them as texts, geometries also as binary"
+        raise Refused(f"has columns that Spark cannot read: {shown}", fix)
     unpacked_bytes = sum(group.total_byte_size for group in groups)
     return TypedFile(footer.schema.to_arrow_schema(), unpacked_bytes=unpacked_bytes)
 

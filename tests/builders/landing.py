@@ -4,11 +4,13 @@ import csv
 import gzip
 import io
 import json
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
 
+import duckdb
 import fastavro
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -173,6 +175,18 @@ AVRO_NUMBERS = _avro_file({"type": "array", "items": "int"}, [[1], [2]], "null")
 
 AVRO_OR_NULL = _avro_file(["null", {"type": "record", "name": "r", "fields": []}], [{}, None], "null")
 """An Avro file whose values are records, or null."""
+
+
+def _write_geometry() -> bytes:
+    with duckdb.connect() as database, tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "points.parquet")
+        rows = "SELECT 'POINT(1 2)'::GEOMETRY AS id"
+        database.execute(f"COPY ({rows}) TO '{path}' (FORMAT parquet, GEOPARQUET_VERSION 'V2')")
+        return path.read_bytes()
+
+
+GEOMETRY = _write_geometry()
+"""A Parquet file with a geometry in its column `id`."""
 
 
 def xml_text(rows: Sequence[Mapping[str, object]]) -> str:

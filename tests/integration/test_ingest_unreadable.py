@@ -22,6 +22,7 @@ from lakeshare_pipelines.wap.staged import Lake
 from tests.builders.landing import (
     AVRO_NUMBERS,
     AVRO_OR_NULL,
+    GEOMETRY,
     a_readings_contract,
     avro_bytes,
     landed,
@@ -99,6 +100,8 @@ UNREADABLE: dict[str, tuple[str, bytes, str, str]] = {
         "readings-2.parquet", parquet_bytes({"id": [dt.time(1)]}), "that Spark cannot read: id (TIME)", "texts"),
     "Parquet with floats of 16 bits": (
         "readings-2.parquet", parquet_bytes({"id": [1.5]}, id=pa.float16()), "id (FLOAT16)", "texts"),
+    "Parquet with a geometry": (
+        "readings-2.parquet", GEOMETRY, "that Spark cannot read: id (GEOMETRY)", "geometries also as binary"),
     "header of a long name": ("readings-2.csv", b"x" * 200_000, "cannot be read: field larger", "Check the file"),
     "cut character": ("readings-2.csv", "id,name\n1,é".encode()[:-1], "cut off at the end", "iconv"),
 }  # fmt: skip
