@@ -28,6 +28,7 @@ MIB = 1 << 20
 CHUNK_BYTES = MIB
 BOM = "\ufeff"
 TRANSFER = "Transfer the file again"
+NO_ROWS = "Deliver the file again; without rows, CSV has a header, JSON lines a line break and a table with allowEmpty"
 SHOWN_ELEMENTS = 5
 # Logical and converted types of Parquet; Spark refuses a file that has one.
 NOT_IN_SPARK = {"TIME", "UUID", "INTERVAL", "FLOAT16", "GEOMETRY", "GEOGRAPHY"}
@@ -65,8 +66,7 @@ def require_readable(file: LandingFile, limits: ReadingLimits = DEFAULT_LIMITS) 
         DeliveryError: it is damaged, above a limit, or of a kind that Spark does not read.
     """
     if file.file.size_bytes == 0:
-        fix = "Deliver the file again; a table without rows has a header"
-        raise _error(file, "is empty (0 bytes)", fix)
+        raise _error(file, "is empty (0 bytes)", NO_ROWS)
     try:
         with file.landing.translate_errors(file.file):
             if file.format in ("parquet", "orc", "avro"):
@@ -128,7 +128,7 @@ def _decode_whole_file(file: LandingFile, limits: ReadingLimits) -> str:
     except UnicodeDecodeError as error:
         raise _not_utf8(file, b"", line, "a character that is cut off at the end") from error
     if not head.strip(BOM + " \r\n") and not (file.format == "jsonl" and file.table.allow_empty):
-        raise _error(file, "holds nothing", "Deliver the file again; a table without rows has a header")
+        raise _error(file, "holds nothing", NO_ROWS)
     return head
 
 

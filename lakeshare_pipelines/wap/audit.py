@@ -254,10 +254,7 @@ class TableAudit:
 
     def _check_drift(self, rows: "DataFrame") -> Finding:
         if self.is_by_partition:
-            # A day without rows counts as 0; where none is allowed, `not_empty` reports it.
-            may_be_empty = self.table.view is not None or self.table.allow_empty
-            empty = dict.fromkeys(self.staged.partitions, 0) if may_be_empty else {}
-            of_run = {**empty, **self._count_by_partition(rows)}
+            of_run = {**dict.fromkeys(self.staged.partitions, 0), **self._count_by_partition(rows)}
             if not self.contract.partitioning.is_time:
                 # Other names are no earlier states of a partition.
                 known = self._main

@@ -260,7 +260,12 @@ def _format_nested(stored: pa.Scalar, kind: Any, mode: str) -> str | None:
     except (ValueError, OverflowError):
         # Python has no dates before year 1 and after 9999.
         return "(cannot be shown)"
-    return None if value is None else _format_json(_name_fields(value, kind, mode))
+    if value is None:
+        return None
+    named = _name_fields(value, kind, mode)
+    return json.dumps(
+        named, ensure_ascii=False, default=lambda v: _format_hex(v) if isinstance(v, bytes) else str(v)
+    )
 
 
 def _name_fields(value: Any, kind: Any, mode: str) -> Any:
@@ -276,12 +281,6 @@ def _name_fields(value: Any, kind: Any, mode: str) -> Any:
         case _:
             pairs = ((_name_fields(key, kind["keyType"], mode), item) for key, item in value)
             return {str(key): _name_fields(item, kind["valueType"], mode) for key, item in pairs}
-
-
-def _format_json(value: Any) -> str:
-    return json.dumps(
-        value, ensure_ascii=False, default=lambda v: _format_hex(v) if isinstance(v, bytes) else str(v)
-    )
 
 
 def _format_hex(content: bytes) -> str:

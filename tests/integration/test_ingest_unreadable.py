@@ -43,6 +43,7 @@ LONG = zipped("id,name\n" + "".join(f"{number},name {number * 7919}\n" for numbe
 UNREADABLE: dict[str, tuple[str, bytes, str, str]] = {
     "empty": ("readings-2.csv", b"", "is empty (0 bytes)", "Deliver the file again"),
     "blank": ("readings-2.csv", b"\n\n", "holds nothing", "Deliver the file again"),
+    "blank JSON lines": ("readings-2.jsonl", b"\n", "holds nothing", "JSON lines a line break"),
     "empty Parquet": ("readings-2.parquet", b"", "is empty (0 bytes)", "Deliver the file again"),
     "cut Parquet": (
         "readings-2.parquet", parquet_bytes({"id": [1], "name": ["a"]})[:-20], "is no sound Parquet file", "Transfer"),

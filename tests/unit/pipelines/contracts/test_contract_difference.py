@@ -234,7 +234,7 @@ def undated(text: str) -> str:
     return text.replace("value: daily", "value: none")
 
 
-def test_partitions_without_rows_that_were_allowed_are_missed(
+def test_to_allow_partitions_without_rows_no_longer_is_breaking(
     compare: Callable[[str, str], tuple[Change, ...]],
 ) -> None:
     [change] = compare(TEXT.replace(TABLE_PROPERTY, f"{EMPTY}{TABLE_PROPERTY}"), TEXT)
